@@ -1,0 +1,1 @@
+"""One module per stage: a config and `run(config) -> Manifest`. Ray, MLflow, DeepSpeed and vLLM are wired here."""

@@ -1,0 +1,103 @@
+"""What every stage shares: its Ray and MLflow options, the connection to Ray, the command line."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+import ray
+import tyro
+from pydantic import Field
+from ray.exceptions import RayError
+
+from scone_core.artifacts import Manifest
+from scone_core.config import Frozen, InputPath, OutputPath, Resource, Role, StageConfig
+
+
+class Cluster(Frozen):
+    """Where a stage runs. With RAY_ADDRESS set (as `ray job submit` does) it joins that cluster instead."""
+
+    num_cpus: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
+    """CPUs of the local Ray."""
+    object_store_mb: int = Field(default=1024, ge=80)
+    """Object store of the local Ray, MiB."""
+
+
+class Tracking(Frozen):
+    """Where MLflow records the run."""
+
+    uri: str | None = None
+    """sqlite:///<absolute path>.db or http(s)://; by default MLFLOW_TRACKING_URI, else mlflow.db beside `out`."""
+    experiment: str = "scone"
+
+
+class JobConfig(StageConfig):
+    """Base of the configurations of the stages that run on Ray."""
+
+    out: OutputPath
+    """Folder or URI of the artifact that this stage writes."""
+    cluster: Resource[Cluster] = Cluster()
+    tracking: Resource[Tracking] = Tracking()
+
+
+Config = TypeVar("Config", bound=JobConfig)
+
+
+def connect(cluster: Cluster) -> None:
+    """Join the cluster of RAY_ADDRESS or start a local Ray with explicit CPUs and object store."""
+    if ray.is_initialized():
+        return
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(logging_level=logging.WARNING)
+        return
+    ray.init(
+        address="local",
+        num_cpus=cluster.num_cpus,
+        object_store_memory=cluster.object_store_mb << 20,
+        include_dashboard=False,
+        logging_level=logging.WARNING,
+    )
+
+
+def main(kind: type[Config], run: Callable[[Config], Manifest]) -> None:
+    """Run a stage from the command line: bad input ends in one `error:` line and exit code 1."""
+    config = tyro.cli(kind, description=run.__doc__)
+    try:
+        _refuse_relative_paths(config)
+        manifest = run(config)
+    except (ValueError, OSError, RayError) as error:
+        sys.exit(f"error: {root_cause(error)}")
+    print(f"{manifest.contract} at {config.out} (fingerprint {manifest.fingerprint[:12]})")
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """The exception of the user's task behind Ray's wrappers."""
+    cause = getattr(error, "cause", None) or error.__cause__
+    return root_cause(cause) if isinstance(cause, BaseException) else error
+
+
+def _refuse_relative_paths(config: JobConfig) -> None:
+    """A submitted job runs in a temporary copy of its working folder: a relative output would vanish with it."""
+    if "working_dir_files" not in os.getcwd():
+        return
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        is_path = any(mark in field.metadata for mark in (Role("input"), Role("output")))
+        if is_path and isinstance(value, str) and "://" not in value and not os.path.isabs(value):
+            raise ValueError(
+                f"{name}={value!r}: a submitted job needs an absolute path or a URI here"
+            )
+
+
+__all__ = [
+    "Cluster",
+    "InputPath",
+    "JobConfig",
+    "OutputPath",
+    "Resource",
+    "Tracking",
+    "connect",
+    "main",
+    "root_cause",
+]

@@ -1,0 +1,166 @@
+"""Where bytes live: local paths and filesystem URIs (s3://, gs://, ...) behind a handful of functions."""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+_CHUNK_BYTES = 1 << 22
+
+
+def resolve(path: str) -> tuple[pafs.FileSystem, str]:
+    """The pyarrow filesystem of `path` and the path inside it. Plain paths are local."""
+    if "://" not in path:
+        return pafs.LocalFileSystem(), os.path.abspath(path)
+    try:
+        return pafs.FileSystem.from_uri(path)
+    except pa.ArrowInvalid:
+        import fsspec  # only for schemes that Arrow does not know itself
+
+        protocol, _, inner = path.partition("://")
+        return pafs.PyFileSystem(pafs.FSSpecHandler(fsspec.filesystem(protocol))), inner
+
+
+def is_local(path: str) -> bool:
+    return "://" not in path or path.startswith("file://")
+
+
+def join(base: str, *names: str) -> str:
+    """`base/name/...` for local paths and URIs alike."""
+    return "/".join([base.rstrip("/"), *names])
+
+
+def file_size(path: str) -> int | None:
+    """Bytes of the file at `path`; None when there is no such file."""
+    filesystem, inner = resolve(path)
+    info = filesystem.get_file_info(inner)
+    return info.size if info.type == pafs.FileType.File else None
+
+
+def exists(path: str) -> bool:
+    return file_size(path) is not None
+
+
+def is_empty_folder(path: str) -> bool:
+    """True when nothing is at `path` or it is a folder without entries."""
+    filesystem, inner = resolve(path)
+    info = filesystem.get_file_info(inner)
+    if info.type == pafs.FileType.NotFound:
+        return True
+    if info.type != pafs.FileType.Directory:
+        return False
+    return not filesystem.get_file_info(pafs.FileSelector(inner))
+
+
+def open_input(path: str) -> pa.NativeFile:
+    """A stream over the raw bytes of `path` (no implicit decompression)."""
+    filesystem, inner = resolve(path)
+    return filesystem.open_input_stream(inner, compression=None, buffer_size=_CHUNK_BYTES)
+
+
+def read_bytes(path: str) -> bytes:
+    with open_input(path) as stream:
+        return stream.read()
+
+
+def write_atomic(path: str, write: Callable[[Path], None]) -> tuple[int, str]:
+    """Let `write` fill a temporary local file, make it durable and publish it as `path` in one step.
+
+    Returns:
+        Size in bytes and sha256 (hex) of what was published.
+    """
+    filesystem, inner = resolve(path)
+    if not isinstance(filesystem, pafs.LocalFileSystem):
+        return _write_remote(filesystem, inner, write)
+    target = Path(inner)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        receipt = temporary.stat().st_size, sha256_of(str(temporary))
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(target.parent)
+    return receipt
+
+
+def write_bytes(path: str, data: bytes) -> tuple[int, str]:
+    def write(file: Path) -> None:
+        file.write_bytes(data)
+
+    return write_atomic(path, write)
+
+
+def remove(path: str) -> None:
+    """Delete one file; nothing happens when it is already gone."""
+    filesystem, inner = resolve(path)
+    if filesystem.get_file_info(inner).type == pafs.FileType.File:
+        filesystem.delete_file(inner)
+
+
+def remove_folder(path: str) -> None:
+    """Delete a folder that the calling stage created, with all it holds."""
+    filesystem, inner = resolve(path)
+    if filesystem.get_file_info(inner).type == pafs.FileType.Directory:
+        filesystem.delete_dir(inner)
+
+
+def sha256_of(path: str) -> str:
+    digest = hashlib.sha256()
+    with open_input(path) as stream:
+        while block := stream.read(_CHUNK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def local_copy(path: str, *, sha256: str | None = None) -> Path:
+    """A local file with the content of `path`: itself when local, else a cached download.
+
+    The cache is `SCONE_CACHE`, by default `scone-cache` in the system's temporary folder; its key is `sha256`
+    where the caller knows it from a manifest, else URI, size and modification time.
+    """
+    filesystem, inner = resolve(path)
+    if isinstance(filesystem, pafs.LocalFileSystem):
+        return Path(inner)
+    info = filesystem.get_file_info(inner)
+    version = sha256 or f"{path}:{info.size}:{info.mtime_ns}"
+    key = hashlib.sha256(version.encode()).hexdigest()[:24]
+    cache = Path(os.environ.get("SCONE_CACHE", Path(tempfile.gettempdir()) / "scone-cache"))
+    target = cache / key / Path(inner).name
+    if not target.exists():
+        write_atomic(str(target), lambda file: _download(filesystem, inner, file))
+    return target
+
+
+def _write_remote(
+    filesystem: pafs.FileSystem, inner: str, write: Callable[[Path], None]
+) -> tuple[int, str]:
+    """Object stores publish an object when its upload ends, so the local file is made first."""
+    with tempfile.TemporaryDirectory() as folder:
+        temporary = Path(folder) / "upload"
+        write(temporary)
+        filesystem.create_dir(os.path.dirname(inner), recursive=True)
+        with open(temporary, "rb") as source, filesystem.open_output_stream(inner) as sink:
+            shutil.copyfileobj(source, sink, _CHUNK_BYTES)
+        return temporary.stat().st_size, sha256_of(str(temporary))
+
+
+def _download(filesystem: pafs.FileSystem, inner: str, file: Path) -> None:
+    with filesystem.open_input_stream(inner, compression=None) as source, open(file, "wb") as sink:
+        shutil.copyfileobj(source, sink, _CHUNK_BYTES)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,9 @@
+"""Settings that must hold before anything imports ray, torch or vllm."""
+
+import os
+
+os.environ["RAY_AUTH_MODE"] = "disabled"
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.pop("RAY_ADDRESS", None)
+os.environ.pop("MLFLOW_TRACKING_URI", None)
