@@ -16,7 +16,9 @@ from scone_core.config import Frozen, InputPath, OutputPath, Resource, Role, Sta
 
 
 class Cluster(Frozen):
-    """Where a stage runs. With RAY_ADDRESS set (as `ray job submit` does) it joins that cluster instead."""
+    """Where a stage runs. With RAY_ADDRESS set (as `ray job submit` does) it joins that cluster
+    instead.
+    """
 
     num_cpus: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
     """CPUs of the local Ray."""
@@ -28,7 +30,9 @@ class Tracking(Frozen):
     """Where MLflow records the run."""
 
     uri: str | None = None
-    """sqlite:///<absolute path>.db or http(s)://; by default MLFLOW_TRACKING_URI, else mlflow.db beside `out`."""
+    """sqlite:///<absolute path>.db or http(s)://; by default MLFLOW_TRACKING_URI, else mlflow.db
+    beside `out`.
+    """
     experiment: str = "scone"
 
 
@@ -78,7 +82,9 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def _refuse_relative_paths(config: JobConfig) -> None:
-    """A submitted job runs in a temporary copy of its working folder: a relative output would vanish with it."""
+    """A submitted job runs in a temporary copy of its working folder: a relative output would
+    vanish with it.
+    """
     if "working_dir_files" not in os.getcwd():
         return
     for name, field in type(config).model_fields.items():

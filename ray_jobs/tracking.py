@@ -37,7 +37,8 @@ def tracking_uri(config: JobConfig) -> str:
 
 @contextmanager
 def stage_run(config: JobConfig, *, stage: str, fingerprint: str) -> Generator[mlflow.ActiveRun]:
-    """The MLflow run of a stage: a new one, or the one that an interrupted attempt with this fingerprint began.
+    """The MLflow run of a stage: a new one, or the one that an interrupted attempt with this
+    fingerprint began.
 
     Call it on the driver only; log inside with MLflow's own functions.
     """

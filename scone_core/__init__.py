@@ -1,1 +1,3 @@
-"""The science of SCONE: counting, matching, the forest, the joint model, the table. Imports no infrastructure."""
+"""The science of SCONE: counting, matching, the forest, the joint model, the table. Imports no
+infrastructure.
+"""

@@ -1,4 +1,6 @@
-"""The on-disk contracts between stages: manifests, claims on output folders, Arrow shards. See docs/data-format.md."""
+"""The on-disk contracts between stages: manifests, claims on output folders, Arrow shards. See
+docs/data-format.md.
+"""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -43,7 +45,9 @@ class Manifest(Frozen):
 
 
 class TokensManifest(Manifest):
-    """tokens/v1: Arrow shards `doc_id uint64, tokens large_list<uint16 | uint32>`, no separator inside a document."""
+    """tokens/v1: Arrow shards `doc_id uint64, tokens large_list<uint16 | uint32>`, no separator
+    inside a document.
+    """
 
     CONTRACT: ClassVar[str] = "tokens/v1"
     contract: Literal["tokens/v1"] = "tokens/v1"
@@ -143,13 +147,16 @@ def load_manifest(kind: type[AnyManifest], folder: str) -> AnyManifest:
 def claim(
     kind: type[AnyManifest], folder: str, config: StageConfig, inputs: Mapping[str, str]
 ) -> AnyManifest | None:
-    """Claim `folder` as the output of `config`; the finished manifest when there is nothing left to do.
+    """Claim `folder` as the output of `config`; the finished manifest when there is nothing left to
+    do.
 
-    An unfinished folder of the same configuration is resumed: its receipts are kept. Nothing that exists is changed
+    An unfinished folder of the same configuration is resumed: its receipts are kept. Nothing that
+    exists is changed
     before every check has passed.
 
     Raises:
-        ArtifactError: `folder` belongs to another configuration (the differing fields are named) or holds files
+        ArtifactError: `folder` belongs to another configuration (the differing fields are named) or
+        holds files
             that no stage wrote.
         OSError: `folder` cannot be written.
     """
@@ -188,7 +195,9 @@ def plan_fields(
 
 
 def write_receipt(folder: str, name: str, content: Mapping[str, Any]) -> None:
-    """Record that the unit of work `name` is finished; `content` is what the manifest needs to know of it."""
+    """Record that the unit of work `name` is finished; `content` is what the manifest needs to know
+    of it.
+    """
     storage.write_bytes(storage.join(folder, RECEIPTS, f"{name}.json"), _to_json(content))
 
 
@@ -199,7 +208,9 @@ def read_receipt(folder: str, name: str) -> dict[str, Any] | None:
 
 
 def write_shard(folder: str, name: str, batch: pa.RecordBatch, *, first_id: int = 0) -> Shard:
-    """Publish `batch` as one Arrow IPC file with one uncompressed record batch, its body on a page boundary."""
+    """Publish `batch` as one Arrow IPC file with one uncompressed record batch, its body on a page
+    boundary.
+    """
     num_bytes, sha256 = storage.write_atomic(
         storage.join(folder, name), lambda file: _write_ipc(file, batch)
     )
@@ -248,7 +259,7 @@ def verify_shards(folder: str, shards: Iterable[Shard]) -> None:
         _check_size(path, shard)
         if storage.sha256_of(path) != shard.sha256:
             raise ArtifactError(
-                f"{path}: content differs from its manifest (sha256); restore it or rebuild {folder}"
+                f"{path}: sha256 differs from its manifest; restore it or rebuild {folder}"
             )
 
 
@@ -331,7 +342,7 @@ def _check_size(path: str, shard: Shard) -> None:
         )
     if size != shard.num_bytes:
         raise ArtifactError(
-            f"{path}: {size} bytes, {shard.num_bytes} in {MANIFEST}; restore it or run its stage again"
+            f"{path}: {size} bytes, {shard.num_bytes} in {MANIFEST}; restore it or rebuild it"
         )
 
 
@@ -343,7 +354,7 @@ def _write_ipc(file: Path, batch: pa.RecordBatch) -> None:
 
 
 def _pad_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """`batch` with schema metadata just long enough that the body of its IPC file starts on a page."""
+    """`batch` with schema metadata padded so that the body of its IPC file starts on a page."""
     metadata = {**(batch.schema.metadata or {}), b"padding": b""}
     empty = batch.replace_schema_metadata(metadata)
     metadata[b"padding"] = b"." * (-_body_offset(empty) % PAGE_BYTES)

@@ -1,4 +1,6 @@
-"""Stage configurations: frozen, validated once, fingerprinted by what they mean and not by where they run."""
+"""Stage configurations: frozen, validated once, fingerprinted by what they mean and not by where
+they run.
+"""
 
 import hashlib
 import json
@@ -12,13 +14,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Role:
-    """Marks a config field that stays out of the fingerprint: paths (inputs enter by content) and resources."""
+    """Marks a config field that stays out of the fingerprint: paths (inputs enter by content) and
+    resources.
+    """
 
     name: Literal["input", "output", "resource"]
 
 
 InputPath = Annotated[str, Role("input")]
-"""A folder, file or URI that a stage reads; the fingerprint takes what it contains, not what it is called."""
+"""A folder, file or URI that a stage reads; the fingerprint takes what it contains, not what it is
+called.
+"""
 OutputPath = Annotated[str, Role("output")]
 """The folder or URI that a stage writes."""
 Resource = Annotated[T, Role("resource")]
@@ -35,7 +41,9 @@ class StageConfig(Frozen):
     """Base of every stage's configuration."""
 
     def replace(self, **changes: object) -> Self:
-        """A copy with `changes`, validated again (pydantic's `model_copy(update=...)` validates nothing)."""
+        """A copy with `changes`, validated again (pydantic's `model_copy(update=...)` validates
+        nothing).
+        """
         return type(self).model_validate({**self.model_dump(), **changes})
 
     def semantic_fields(self) -> dict[str, Any]:
@@ -49,7 +57,8 @@ class StageConfig(Frozen):
 
 
 def fingerprint(contract: str, fields: dict[str, Any], inputs: dict[str, str]) -> str:
-    """sha256 (hex) over the contract name with its version, the semantic fields and the inputs' fingerprints.
+    """sha256 (hex) over the contract name with its version, the semantic fields and the inputs'
+    fingerprints.
 
     Raises:
         ValueError: a field has no stable JSON form (NaN or infinity).

@@ -1,4 +1,6 @@
-"""Where bytes live: local paths and filesystem URIs (s3://, gs://, ...) behind a handful of functions."""
+"""Where bytes live: local paths and filesystem URIs (s3://, gs://, ...) behind a handful of
+functions.
+"""
 
 import hashlib
 import os
@@ -69,7 +71,8 @@ def read_bytes(path: str) -> bytes:
 
 
 def write_atomic(path: str, write: Callable[[Path], None]) -> tuple[int, str]:
-    """Let `write` fill a temporary local file, make it durable and publish it as `path` in one step.
+    """Let `write` fill a temporary local file, make it durable and publish it as `path` in one
+    step.
 
     Returns:
         Size in bytes and sha256 (hex) of what was published.
@@ -124,7 +127,8 @@ def sha256_of(path: str) -> str:
 def local_copy(path: str, *, sha256: str | None = None) -> Path:
     """A local file with the content of `path`: itself when local, else a cached download.
 
-    The cache is `SCONE_CACHE`, by default `scone-cache` in the system's temporary folder; its key is `sha256`
+    The cache is `SCONE_CACHE`, by default `scone-cache` in the system's temporary folder; its key
+    is `sha256`
     where the caller knows it from a manifest, else URI, size and modification time.
     """
     filesystem, inner = resolve(path)
