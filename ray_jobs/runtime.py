@@ -3,16 +3,19 @@
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TypeVar
 
 import ray
+import ray.data
 import tyro
 from pydantic import Field
 from ray.exceptions import RayError
 
 from scone_core.artifacts import Manifest
-from scone_core.config import Frozen, InputPath, OutputPath, Resource, Role, StageConfig
+from scone_core.config import Frozen, OutputPath, Resource, Role, StageConfig
 
 
 class Cluster(Frozen):
@@ -50,6 +53,8 @@ Config = TypeVar("Config", bound=JobConfig)
 
 def connect(cluster: Cluster) -> None:
     """Join the cluster of RAY_ADDRESS or start a local Ray with explicit CPUs and object store."""
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
     if ray.is_initialized():
         return
     if os.environ.get("RAY_ADDRESS"):
@@ -62,6 +67,33 @@ def connect(cluster: Cluster) -> None:
         include_dashboard=False,
         logging_level=logging.WARNING,
     )
+
+
+class Progress:
+    """One line a second at most: what is done, how fast, how long still."""
+
+    def __init__(self, stage: str, *, unit: str, total: int | None = None, done: int = 0) -> None:
+        """`total` and `done` in `unit`s; `done` were finished by an earlier attempt."""
+        self._stage, self._unit, self._total = stage, unit, total
+        self._first, self._done = done, done
+        self._started = self._shown = time.monotonic()
+
+    def advance(self, amount: int = 1, note: str = "") -> None:
+        self._done += amount
+        now = time.monotonic()
+        if now - self._shown >= 1 or self._done == self._total:
+            self._shown = now
+            print(self._line(now, note), flush=True)
+
+    def _line(self, now: float, note: str) -> str:
+        rate = (self._done - self._first) / max(now - self._started, 1e-9)
+        line = f"{self._stage}: {self._done:,}"
+        if self._total is not None:
+            line += f"/{self._total:,}"
+        line += f" {self._unit}, {rate:,.1f}/s"
+        if self._total is not None and rate > 0:
+            line += f", ETA {timedelta(seconds=round((self._total - self._done) / rate))}"
+        return f"{line} {note}".rstrip()
 
 
 def main(kind: type[Config], run: Callable[[Config], Manifest]) -> None:
@@ -94,16 +126,3 @@ def _refuse_relative_paths(config: JobConfig) -> None:
             raise ValueError(
                 f"{name}={value!r}: a submitted job needs an absolute path or a URI here"
             )
-
-
-__all__ = [
-    "Cluster",
-    "InputPath",
-    "JobConfig",
-    "OutputPath",
-    "Resource",
-    "Tracking",
-    "connect",
-    "main",
-    "root_cause",
-]

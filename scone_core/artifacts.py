@@ -161,12 +161,13 @@ def claim(
         OSError: `folder` cannot be written.
     """
     plan = {"contract": kind.CONTRACT, "config": config.semantic_fields(), "inputs": dict(inputs)}
-    for name in (MANIFEST, PLAN):
-        path = storage.join(folder, name)
-        if storage.exists(path):
-            _refuse_other_plan(folder, _read_json(path), plan)
-            return load_manifest(kind, folder) if name == MANIFEST else None
-    if not storage.is_empty_folder(folder):
+    if storage.exists(storage.join(folder, MANIFEST)):
+        _refuse_other_plan(folder, _read_json(storage.join(folder, MANIFEST)), plan)
+        return load_manifest(kind, folder)
+    if storage.exists(storage.join(folder, PLAN)):
+        if not storage.is_empty_folder(storage.join(folder, RECEIPTS)):
+            _refuse_other_plan(folder, _read_json(storage.join(folder, PLAN)), plan)
+    elif not storage.is_empty_folder(folder):
         raise ArtifactError(
             f"out={folder!r} is not empty and was not written by this stage; choose another folder"
         )

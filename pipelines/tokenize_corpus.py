@@ -1,0 +1,7 @@
+"""documents -> tokens/v1. See `--help`."""
+
+from ray_jobs.runtime import main
+from ray_jobs.tokenize_corpus import TokenizeConfig, run
+
+if __name__ == "__main__":
+    main(TokenizeConfig, run)

@@ -1,0 +1,219 @@
+"""documents -> tokens/v1: read, encode and publish shards as a stream through Ray Data."""
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import mlflow
+import numpy as np
+import pyarrow as pa
+import ray
+from pydantic import Field
+
+from ray_jobs.runtime import JobConfig, Progress, connect
+from ray_jobs.tracking import log_manifest, stage_run
+from scone_core import artifacts, storage
+from scone_core.artifacts import ArtifactError, Shard, TokensManifest
+from scone_core.config import InputPath, Resource, Role
+from scone_core.documents import (
+    DocumentFormat,
+    Pack,
+    SourceFile,
+    find_files,
+    fingerprint_files,
+    group_files,
+    read_packs,
+)
+from scone_core.tokenizer import Engine, Tokenizer
+
+SAMPLE_BYTES = 1 << 20
+"""Text of the corpus on which the fast tokenizer must agree with the reference."""
+
+
+class TokenizeConfig(JobConfig):
+    """Options of the tokenize stage."""
+
+    inputs: Annotated[tuple[str, ...], Role("input")]
+    """Files (.jsonl, .parquet, .txt; .gz or .zst) or folders of them."""
+    tokenizer: InputPath
+    """A Hugging Face tokenizer.json."""
+    separator: str = "<|endoftext|>"
+    """The control token that stands between documents; text that looks like it stays text."""
+    form: DocumentFormat = DocumentFormat()
+    shard_mb: int = Field(default=64, ge=1)
+    """Text per shard, MiB; small files share a shard."""
+    num_tokenizers: Resource[int | None] = None
+    """Tokenizing workers; by default one per CPU."""
+
+
+def run(config: TokenizeConfig) -> TokensManifest:
+    """Tokenize a corpus: every record becomes tokens, a counted skip, or an error."""
+    files = find_files(config.inputs)
+    tokenizer = Tokenizer(storage.local_copy(config.tokenizer))
+    tokenizer.separator_id(config.separator)
+    inputs = {"tokenizer": storage.sha256_of(config.tokenizer), **fingerprint_files(files)}
+    if done := artifacts.claim(TokensManifest, config.out, config, inputs):
+        print(f"tokenize: {config.out} is up to date")
+        return done
+    common = artifacts.plan_fields(TokensManifest, config, inputs)
+    groups = group_files(files, config.shard_mb << 20)
+    connect(config.cluster)
+    with stage_run(config, stage="tokenize", fingerprint=common["fingerprint"]):
+        engine = tokenizer.select_engine(_sample(groups[0], config.form))
+        print(f"tokenize: {len(files)} files in {len(groups)} groups, encoded by {engine}")
+        _write_shards(config, groups, engine)
+        manifest = _manifest(config, groups, tokenizer, common)
+        print(f"tokenize: {manifest.num_documents:,} documents, {manifest.num_tokens:,} tokens")
+        mlflow.log_param("engine", engine)
+        mlflow.log_metrics({"documents": manifest.num_documents, "tokens": manifest.num_tokens})
+        log_manifest(manifest)
+    return artifacts.publish(config.out, manifest)
+
+
+def _sample(sources: list[SourceFile], form: DocumentFormat) -> list[str]:
+    pack = next(read_packs(sources, form, SAMPLE_BYTES), Pack())
+    return pack.texts
+
+
+def _write_shards(config: TokenizeConfig, groups: list[list[SourceFile]], engine: Engine) -> None:
+    """groups of files -> packs of text -> shards: texts flow through Ray's object store, one pack a
+    row; a group whose receipt and shards exist is not opened again.
+    """
+    todo = [number for number in range(len(groups)) if _shards_of(config.out, number) is None]
+    if not todo:
+        return
+    workers = config.num_tokenizers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+    packs = ray.data.from_items([{"group": n} for n in todo], override_num_blocks=len(todo))
+    receipts = packs.map_batches(
+        _read, fn_args=(groups, config), batch_size=1, batch_format="pyarrow", num_cpus=0.25
+    ).map_batches(
+        ShardWriter,
+        fn_constructor_args=(config, engine),
+        batch_size=1,
+        batch_format="pyarrow",
+        num_cpus=0.75,
+        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=workers),
+    )
+    progress = Progress("tokenize", unit="tokens")
+    for receipt in receipts.iter_rows():
+        progress.advance(receipt["num_tokens"])
+
+
+def _read(
+    batch: pa.Table, groups: list[list[SourceFile]], config: TokenizeConfig
+) -> Iterator[pa.Table]:
+    group = batch["group"][0].as_py()
+    num_packs = 0
+    for pack in read_packs(groups[group], config.form, config.shard_mb << 20):
+        num_packs += 1
+        if artifacts.read_receipt(config.out, _pack_name(group, pack.number)) is None:
+            yield _to_table(group, pack)
+    artifacts.write_receipt(config.out, _group_name(group), {"num_packs": num_packs})
+
+
+class ShardWriter:
+    """Encodes packs and publishes each as a shard with its receipt; one per worker."""
+
+    def __init__(self, config: TokenizeConfig, engine: Engine) -> None:
+        self._out = config.out
+        self._tokenizer = Tokenizer(storage.local_copy(config.tokenizer), engine=engine)
+        self._separator_id = self._tokenizer.separator_id(config.separator)
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        row = batch.to_pylist()[0]
+        documents = [self._tokenizer.encode(text) for text in row["texts"]]
+        tokens = documents_to_batch(row["doc_ids"], documents, self._tokenizer.vocab_size)
+        name = _pack_name(row["group"], row["pack"])
+        shard = artifacts.write_shard(self._out, f"{name}.arrow", tokens)
+        num_tokens = sum(map(len, documents))
+        receipt = {
+            "shard": shard.model_dump(),
+            "num_tokens": num_tokens,
+            "num_bytes_text": row["num_bytes"],
+            "num_skipped": json.loads(row["num_skipped"]),
+        }
+        artifacts.write_receipt(self._out, name, receipt)
+        return pa.table({"num_tokens": [num_tokens]})
+
+
+def documents_to_batch(
+    doc_ids: list[int], documents: list[np.ndarray], vocab_size: int
+) -> pa.RecordBatch:
+    """One tokens/v1 record batch: `doc_id uint64, tokens large_list<uint16 or uint32>`."""
+    dtype = np.uint16 if vocab_size <= 65_535 else np.uint32
+    offsets = np.zeros(len(documents) + 1, np.int64)
+    np.cumsum([len(document) for document in documents], out=offsets[1:])
+    tokens = np.concatenate([np.empty(0, dtype), *documents], casting="unsafe", dtype=dtype)
+    return pa.record_batch(
+        {
+            "doc_id": pa.array(doc_ids, pa.uint64()),
+            "tokens": pa.LargeListArray.from_arrays(offsets, pa.array(tokens)),
+        }
+    )
+
+
+def _to_table(group: int, pack: Pack) -> pa.Table:
+    return pa.table(
+        {
+            "group": [group],
+            "pack": [pack.number],
+            "doc_ids": pa.array([pack.doc_ids], pa.large_list(pa.uint64())),
+            "texts": pa.array([pack.texts], pa.large_list(pa.large_string())),
+            "num_bytes": [pack.num_bytes],
+            "num_skipped": [json.dumps(pack.num_skipped)],
+        }
+    )
+
+
+def _manifest(
+    config: TokenizeConfig,
+    groups: list[list[SourceFile]],
+    tokenizer: Tokenizer,
+    common: dict[str, Any],
+) -> TokensManifest:
+    receipts = [r for number in range(len(groups)) for r in _shards_of(config.out, number) or ()]
+    num_skipped: dict[str, int] = {}
+    for receipt in receipts:
+        for reason, count in receipt["num_skipped"].items():
+            num_skipped[reason] = num_skipped.get(reason, 0) + count
+    if num_skipped:
+        print(f"tokenize: left out bad records: {num_skipped}")
+    num_tokens = sum(receipt["num_tokens"] for receipt in receipts)
+    if num_tokens == 0:
+        raise ArtifactError(
+            f"inputs={config.inputs}: no text in them ({num_skipped=}); nothing written"
+        )
+    storage.write_bytes(
+        storage.join(config.out, "tokenizer.json"), storage.read_bytes(config.tokenizer)
+    )
+    shards = tuple(Shard.model_validate(receipt["shard"]) for receipt in receipts)
+    return TokensManifest(
+        **common,
+        shards=shards,
+        tokenizer_sha256=common["inputs"]["tokenizer"],
+        vocab_size=tokenizer.vocab_size,
+        separator_id=tokenizer.separator_id(config.separator),
+        num_documents=sum(shard.num_rows for shard in shards),
+        num_tokens=num_tokens,
+        num_bytes_text=sum(receipt["num_bytes_text"] for receipt in receipts),
+        num_skipped_records=num_skipped,
+    )
+
+
+def _shards_of(out: str, group: int) -> list[dict[str, Any]] | None:
+    """The receipts of a group's shards in order; None while the group is unfinished."""
+    finished = artifacts.read_receipt(out, _group_name(group))
+    if finished is None:
+        return None
+    receipts = [
+        artifacts.read_receipt(out, _pack_name(group, n)) for n in range(finished["num_packs"])
+    ]
+    return None if None in receipts else [r for r in receipts if r is not None]
+
+
+def _group_name(group: int) -> str:
+    return f"group-{group:05d}"
+
+
+def _pack_name(group: int, pack: int) -> str:
+    return f"shard-{group:05d}-{pack:05d}"

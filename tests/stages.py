@@ -1,0 +1,53 @@
+"""Run pipeline scripts as a user does, and kill them as a machine does."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TIMEOUT_S = 240
+
+
+def start_script(script: str, *args: str) -> subprocess.Popen[str]:
+    """`python pipelines/<script> <args>` with a local Ray of its own, in its own process group."""
+    command = [sys.executable, str(ROOT / "pipelines" / script), *args, "--cluster.num-cpus", "2"]
+    return subprocess.Popen(
+        [*command, "--cluster.object-store-mb", "128"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run_script(script: str, *args: str) -> tuple[int, str]:
+    """Exit code and output (stdout and stderr together) of a pipeline script."""
+    process = start_script(script, *args)
+    output, _ = process.communicate(timeout=TIMEOUT_S)
+    return process.returncode, output
+
+
+def kill_when(condition: Callable[[], bool], script: str, *args: str) -> None:
+    """Start a script and send SIGKILL to it and all its workers as soon as `condition` holds."""
+    process = start_script(script, *args)
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert process.poll() is None, f"finished before it was killed: {process.communicate()[0]}"
+        assert time.monotonic() < deadline, "the condition to kill on never held"
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def snapshot(folder: Path) -> dict[str, str]:
+    """sha256 of every file below `folder`, by relative name."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
