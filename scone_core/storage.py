@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -136,12 +136,33 @@ def local_copy(path: str, *, sha256: str | None = None) -> Path:
         return Path(inner)
     info = filesystem.get_file_info(inner)
     version = sha256 or f"{path}:{info.size}:{info.mtime_ns}"
-    key = hashlib.sha256(version.encode()).hexdigest()[:24]
-    cache = Path(os.environ.get("SCONE_CACHE", Path(tempfile.gettempdir()) / "scone-cache"))
-    target = cache / key / Path(inner).name
+    target = _cache_folder(version) / Path(inner).name
     if not target.exists():
         write_atomic(str(target), lambda file: _download(filesystem, inner, file))
     return target
+
+
+def local_folder(path: str, names: Iterable[str], *, version: str) -> Path:
+    """A local folder that holds the files `names` of `path`: itself when local, else a cached
+    download, kept apart by `version`.
+    """
+    filesystem, inner = resolve(path)
+    if isinstance(filesystem, pafs.LocalFileSystem):
+        return Path(inner)
+    folder = _cache_folder(f"{path}:{version}")
+    for name in names:
+        if not (folder / name).exists():
+            source = f"{inner}/{name}"
+            write_atomic(
+                str(folder / name), lambda file, source=source: _download(filesystem, source, file)
+            )
+    return folder
+
+
+def _cache_folder(version: str) -> Path:
+    key = hashlib.sha256(version.encode()).hexdigest()[:24]
+    cache = Path(os.environ.get("SCONE_CACHE", Path(tempfile.gettempdir()) / "scone-cache"))
+    return cache / key
 
 
 def _write_remote(

@@ -7,3 +7,8 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.pop("RAY_ADDRESS", None)
 os.environ.pop("MLFLOW_TRACKING_URI", None)
+
+from hypothesis import settings
+
+settings.register_profile("scone", deadline=None)  # a first call may compile a kernel
+settings.load_profile("scone")

@@ -1,0 +1,131 @@
+"""a few numbers or a folder -> Hugging Face decoders: the main model and the body of the f-gram
+model.
+"""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, PositiveInt
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from scone_core.artifacts import ArtifactError
+from scone_core.config import Frozen
+from scone_core.forest_attention import ATTENTION, register_forest_attention
+
+
+class DecoderConfig(Frozen):
+    """The architecture of a main model, in the words of its Hugging Face config."""
+
+    model_type: str = "llama"
+    hidden_size: PositiveInt = 128
+    num_hidden_layers: PositiveInt = 4
+    num_attention_heads: PositiveInt = 4
+    tie_word_embeddings: bool = True
+    """Token embedding and prediction head share their weights."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Any further field of that config, such as intermediate_size or num_key_value_heads."""
+
+
+def hugging_face_config(
+    decoder: DecoderConfig, *, vocab_size: int, separator_id: int
+) -> PreTrainedConfig:
+    """The full config; the separator ends a document, so it is the end-of-sequence token.
+
+    Raises:
+        ValueError: transformers does not know `decoder.model_type`.
+    """
+    fields = decoder.model_dump()
+    return AutoConfig.for_model(
+        fields.pop("model_type"),
+        vocab_size=vocab_size,
+        bos_token_id=None,
+        eos_token_id=separator_id,
+        use_cache=False,
+        **fields.pop("options"),
+        **fields,
+    )
+
+
+def build_causal_lm(config: PreTrainedConfig) -> PreTrainedModel:
+    """A main model with fresh weights, drawn from PyTorch's global generator."""
+    return AutoModelForCausalLM.from_config(config)
+
+
+def fgram_body_config(
+    config: PreTrainedConfig, *, num_layers: int, width: int | None
+) -> PreTrainedConfig:
+    """A copy of `config` with its own depth and width, without vocabulary and dropout.
+
+    Heads keep their size, so `width` decides their number; the MLP scales along.
+
+    Raises:
+        ValueError: `width` is not a multiple of what the attention heads need.
+    """
+    body = copy.deepcopy(config)
+    body.vocab_size, body.pad_token_id = 1, None
+    body.num_hidden_layers = num_layers
+    if kinds := getattr(body, "layer_types", None):
+        body.layer_types = [kinds[i % len(kinds)] for i in range(num_layers)]
+    for name, value in vars(body).items():
+        if "drop" in name and isinstance(value, float):
+            setattr(body, name, 0.0)
+    if width is not None and width != config.hidden_size:
+        _set_width(body, width)
+    return body
+
+
+def _set_width(config: PreTrainedConfig, width: int) -> None:
+    query_heads = config.num_attention_heads
+    key_heads = getattr(config, "num_key_value_heads", None) or query_heads
+    head_width = getattr(config, "head_dim", None) or config.hidden_size // query_heads
+    unit = head_width * (query_heads // key_heads)
+    if width % unit:
+        raise ValueError(
+            f"fgram_model.width={width}: the attention heads need a multiple of {unit}"
+        )
+    if getattr(config, "intermediate_size", None):
+        config.intermediate_size = round(config.intermediate_size * width / config.hidden_size)
+    if hasattr(config, "num_key_value_heads"):
+        config.num_key_value_heads = width // unit
+    config.num_attention_heads = width // head_width
+    config.hidden_size = width
+
+
+def build_fgram_body(config: PreTrainedConfig) -> PreTrainedModel:
+    """A decoder with fresh weights that takes embeddings and attends along forest paths."""
+    register_forest_attention()
+    body = AutoModel.from_config(config, attn_implementation=ATTENTION)
+    body.set_input_embeddings(nn.Identity())
+    return body
+
+
+def silence_branches(body: PreTrainedModel) -> None:
+    """Set the last projection of every residual branch to zero: the decoder starts as its final
+    norm.
+    """
+    for name, weight in body.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight", "c_proj.weight")):
+            nn.init.zeros_(weight)
+
+
+def load_causal_lm(folder: Path) -> PreTrainedModel:
+    """A pretrained main model, from a Hugging Face folder.
+
+    Raises:
+        ArtifactError: a weight is missing, unexpected or of another shape.
+    """
+    model, info = AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True, local_files_only=True
+    )
+    faults = {kind: sorted(map(str, names)) for kind, names in info.items() if names}
+    if faults:
+        raise ArtifactError(f"{folder}: weights do not fit the model: {faults}")
+    return model
