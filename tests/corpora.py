@@ -81,7 +81,7 @@ def word_tokenizer(vocab_size: int) -> bytes:
 def _batch(documents: Documents, first: int, last: int, vocab_size: int) -> pa.RecordBatch:
     chosen = documents[first:last]
     offsets = np.cumsum([0, *map(len, chosen)], dtype=np.int64)
-    dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
+    dtype = np.uint16 if vocab_size <= 65_535 else np.uint32
     values = np.fromiter((token for document in chosen for token in document), dtype)
     tokens = pa.LargeListArray.from_arrays(offsets, values)
     doc_ids = pa.array(range(first, last), pa.uint64())
