@@ -12,7 +12,7 @@ import ray
 import ray.data
 import tyro
 from pydantic import Field
-from ray.exceptions import RayError
+from ray.exceptions import RayError, UserCodeException
 
 from scone_core.artifacts import Manifest
 from scone_core.config import Frozen, OutputPath, Resource, Role, StageConfig
@@ -109,8 +109,12 @@ def main(kind: type[Config], run: Callable[[Config], Manifest]) -> None:
 
 def root_cause(error: BaseException) -> BaseException:
     """The exception of the user's task behind Ray's wrappers."""
-    cause = getattr(error, "cause", None) or error.__cause__
-    return root_cause(cause) if isinstance(cause, BaseException) else error
+    while isinstance(error, RayError | UserCodeException):
+        cause = getattr(error, "cause", None) or error.__cause__
+        if not isinstance(cause, BaseException):
+            break
+        error = cause
+    return error
 
 
 def _refuse_relative_paths(config: JobConfig) -> None:
