@@ -14,9 +14,7 @@ VOCAB_SIZE = 8192
 def main() -> None:
     files = find_files((str(HERE / "austen.jsonl.gz"), str(HERE / "sotu.jsonl.gz")))
     form = DocumentFormat(split="train")
-    texts = (
-        text for pack in read_packs(files, form, 1 << 24) for text in pack.texts
-    )
+    texts = (text for pack in read_packs(files, form, 1 << 24) for text in pack.texts)
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

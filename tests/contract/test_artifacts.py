@@ -1,0 +1,236 @@
+"""Laws of the contracts on disk: nothing half-written is ever read, nothing foreign is ever
+touched.
+"""
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import numpy as np
+import pyarrow as pa
+import pytest
+from moto.server import ThreadedMotoServer
+from pydantic import ValidationError
+
+from scone_core import artifacts, storage
+from scone_core.artifacts import ArtifactError, Manifest, TokensManifest
+from scone_core.config import InputPath, OutputPath, Resource, StageConfig, fingerprint
+
+
+class ExampleConfig(StageConfig):
+    tokens: InputPath = "somewhere"
+    out: OutputPath = "elsewhere"
+    num_cpus: Resource[int] = 1
+    max_n: int = 5
+    name: str = "a"
+
+
+INPUTS = {"tokens": "abc"}
+
+
+def finished(folder: str, config: ExampleConfig) -> TokensManifest:
+    manifest = TokensManifest(
+        **artifacts.plan_fields(TokensManifest, config, INPUTS),
+        shards=(),
+        tokenizer_sha256="",
+        vocab_size=4,
+        separator_id=0,
+        num_documents=0,
+        num_tokens=0,
+        num_bytes_text=0,
+        num_skipped_records={},
+    )
+    return artifacts.publish(folder, manifest)
+
+
+def tokens_batch() -> pa.RecordBatch:
+    tokens = pa.LargeListArray.from_arrays(np.array([0, 2, 5]), np.arange(1, 6, dtype=np.uint16))
+    return pa.record_batch({"doc_id": pa.array([7, 8], pa.uint64()), "tokens": tokens})
+
+
+@pytest.fixture(params=["local", "s3"])
+def base(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A place for artifacts: a local folder, and a bucket behind real HTTP."""
+    if request.param == "local":
+        yield str(tmp_path)
+        return
+    caplog = request.getfixturevalue("caplog")
+    caplog.set_level("WARNING", logger="werkzeug")
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    names = {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "SCONE_CACHE": str(tmp_path / "cache"),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in names.items():
+            patch.setenv(name, value)
+        bucket = f"test-{uuid.uuid4()}"
+        boto3.client("s3").create_bucket(Bucket=bucket)
+        yield f"s3://{bucket}/run"
+    server.stop()
+
+
+def test_a_fingerprint_covers_what_and_never_how() -> None:
+    config = ExampleConfig()
+    same = config.replace(tokens="moved", out="moved", num_cpus=64)
+    other = config.replace(max_n=4)
+    prints = [fingerprint("c/v1", c.semantic_fields(), INPUTS) for c in (config, same, other)]
+    assert prints[0] == prints[1] != prints[2]
+    assert fingerprint("c/v2", config.semantic_fields(), INPUTS) != prints[0]
+    assert fingerprint("c/v1", config.semantic_fields(), {"tokens": "def"}) != prints[0]
+
+
+def test_a_fingerprint_refuses_values_without_a_stable_form() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        fingerprint("c/v1", {"lr": float("nan")}, {})
+
+
+def test_configs_are_frozen_and_replace_validates() -> None:
+    config = ExampleConfig()
+    with pytest.raises(ValidationError, match="frozen"):
+        config.max_n = 3  # pyrefly: ignore
+    with pytest.raises(ValidationError, match="max_n"):
+        config.replace(max_n="many")
+    with pytest.raises(ValidationError, match="max_m"):
+        ExampleConfig(max_m=3)  # pyrefly: ignore
+
+
+def test_a_finished_folder_is_returned_and_another_configuration_is_refused(base: str) -> None:
+    config = ExampleConfig()
+    folder = storage.join(base, "tokens")
+    assert artifacts.claim(TokensManifest, folder, config, INPUTS) is None
+    manifest = finished(folder, config)
+    assert artifacts.claim(TokensManifest, folder, config, INPUTS) == manifest
+    with pytest.raises(ArtifactError, match="max_n: 5 there, 4 here"):
+        artifacts.claim(TokensManifest, folder, config.replace(max_n=4), INPUTS)
+    with pytest.raises(ArtifactError, match="tokens: 'abc' there, 'xyz' here"):
+        artifacts.claim(TokensManifest, folder, config, {"tokens": "xyz"})
+
+
+def test_an_unfinished_folder_is_resumed_by_its_own_configuration_only(base: str) -> None:
+    config = ExampleConfig()
+    folder = storage.join(base, "tokens")
+    artifacts.claim(TokensManifest, folder, config, INPUTS)
+    artifacts.write_receipt(folder, "unit-0", {"rows": 3})
+    assert artifacts.claim(TokensManifest, folder, config, INPUTS) is None
+    assert artifacts.read_receipt(folder, "unit-0") == {"rows": 3}
+    assert artifacts.read_receipt(folder, "unit-1") is None
+    with pytest.raises(ArtifactError, match="name: 'a' there, 'b' here"):
+        artifacts.claim(TokensManifest, folder, config.replace(name="b"), INPUTS)
+    finished(folder, config)
+    assert artifacts.read_receipt(folder, "unit-0") is None
+
+
+def test_a_claim_without_any_work_done_can_change_its_mind(base: str) -> None:
+    folder = storage.join(base, "tokens")
+    artifacts.claim(TokensManifest, folder, ExampleConfig(), INPUTS)
+    other = ExampleConfig(max_n=4)
+    assert artifacts.claim(TokensManifest, folder, other, INPUTS) is None
+    assert artifacts.claim(TokensManifest, folder, other, INPUTS) is None
+
+
+def test_a_foreign_folder_is_refused(base: str) -> None:
+    storage.write_bytes(storage.join(base, "home", "notes.txt"), b"mine")
+    with pytest.raises(ArtifactError, match="not empty"):
+        artifacts.claim(TokensManifest, storage.join(base, "home"), ExampleConfig(), INPUTS)
+    assert storage.read_bytes(storage.join(base, "home", "notes.txt")) == b"mine"
+
+
+def test_readers_name_what_is_missing(base: str) -> None:
+    folder = storage.join(base, "tokens")
+    with pytest.raises(ArtifactError, match="no artifact"):
+        artifacts.load_manifest(TokensManifest, folder)
+    artifacts.claim(TokensManifest, folder, ExampleConfig(), INPUTS)
+    with pytest.raises(ArtifactError, match="unfinished artifact"):
+        artifacts.load_manifest(TokensManifest, folder)
+    finished(folder, ExampleConfig())
+    with pytest.raises(ArtifactError, match="'tokens/v1', but 'fgrams/v1' is needed"):
+        artifacts.load_manifest(artifacts.FgramsManifest, folder)
+
+
+def test_a_shard_maps_to_what_was_written_on_a_page_boundary(base: str) -> None:
+    batch = tokens_batch()
+    shard = artifacts.write_shard(base, "tokens-00000.arrow", batch)
+    mapped = artifacts.map_shard(base, shard)
+    assert mapped.equals(batch)
+    assert mapped.column(0).buffers()[1].address % artifacts.PAGE_BYTES == 0
+    artifacts.verify_shards(base, [shard])
+
+
+def test_mapping_allocates_nothing(tmp_path: Path) -> None:
+    values = pa.array(np.arange(1 << 20, dtype=np.uint16))
+    rows = pa.record_batch({"embedding": pa.FixedSizeListArray.from_arrays(values, 64)})
+    shard = artifacts.write_shard(str(tmp_path), "rows.arrow", rows)
+    before = pa.total_allocated_bytes()
+    mapped = artifacts.map_shard(str(tmp_path), shard)
+    assert mapped.num_rows == 1 << 14
+    assert pa.total_allocated_bytes() == before
+
+
+def write_ipc(
+    path: Path, batches: list[pa.RecordBatch], compression: str | None
+) -> artifacts.Shard:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_file(str(path), batches[0].schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return artifacts.Shard(
+        name=path.name,
+        num_rows=sum(batch.num_rows for batch in batches),
+        num_bytes=path.stat().st_size,
+        sha256=storage.sha256_of(str(path)),
+    )
+
+
+def test_shards_that_cannot_be_mapped_are_refused(tmp_path: Path) -> None:
+    values = pa.record_batch({"x": np.zeros(100_000, np.int64)})
+    compressed = write_ipc(tmp_path / "a.arrow", [values], "zstd")
+    with pytest.raises(ArtifactError, match="compressed"):
+        artifacts.map_shard(str(tmp_path), compressed)
+    several = write_ipc(tmp_path / "b.arrow", [values, values], None)
+    with pytest.raises(ArtifactError, match="2 record batches"):
+        artifacts.map_shard(str(tmp_path), several)
+    (tmp_path / "c.arrow").write_bytes(b"x" * several.num_bytes)
+    with pytest.raises(ArtifactError, match="damaged"):
+        artifacts.map_shard(str(tmp_path), several.model_copy(update={"name": "c.arrow"}))
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    target = tmp_path / "x.json"
+    storage.write_bytes(str(target), b"old")
+
+    def fail(file: Path) -> None:
+        file.write_bytes(b"half of the ne")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        storage.write_atomic(str(target), fail)
+    assert target.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["x.json"]
+
+
+def test_a_cached_download_follows_the_content(tmp_path: Path) -> None:
+    """fsspec's in-memory files stand for a store whose object is replaced by one of equal size."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCONE_CACHE", str(tmp_path))
+        for content in (b"one", b"two"):
+            storage.write_bytes("memory://bucket/x", content)
+            digest = storage.sha256_of("memory://bucket/x")
+            assert storage.local_copy("memory://bucket/x", sha256=digest).read_bytes() == content
+
+
+def test_manifests_have_no_field_that_differs_between_equal_runs(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        artifacts.claim(TokensManifest, str(tmp_path / name), ExampleConfig(), INPUTS)
+        finished(str(tmp_path / name), ExampleConfig())
+    first, second = ((tmp_path / n / artifacts.MANIFEST).read_bytes() for n in ("a", "b"))
+    assert first == second
+    assert issubclass(TokensManifest, Manifest)
