@@ -1,0 +1,75 @@
+"""Rules of the house that a linter does not know."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from ray_jobs.tokenize_corpus import documents_to_batch
+from scone_core.fgrams import fgram_schema
+
+ROOT = Path(__file__).parents[2]
+
+
+def sources() -> list[Path]:
+    return [
+        p
+        for folder in ("scone_core", "ray_jobs", "pipelines")
+        for p in ROOT.glob(f"{folder}/**/*.py")
+    ]
+
+
+def test_no_script_shadows_the_standard_library() -> None:
+    """`python pipelines/x.py` puts that folder first on the path."""
+    names = {path.stem for path in (ROOT / "pipelines").glob("*.py")}
+    assert not names & set(sys.stdlib_module_names)
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    nothing = {"utils", "util", "helpers", "common", "misc", "manager"}
+    assert not nothing & {path.stem for path in sources()}
+
+
+@pytest.mark.parametrize("name", ["can_restore", "resume_from_checkpoint", ".restore("])
+def test_ray_train_apis_that_raise_are_not_used(name: str) -> None:
+    """Ray Train V2 removed them (michelangelo-ai/michelangelo#1571)."""
+    assert not [path for path in sources() if name in path.read_text()]
+
+
+def test_counting_imports_no_torch() -> None:
+    code = "import sys, scone_core.fgrams, scone_core.ngrams; print('torch' in sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "False\n"
+
+
+def test_no_schema_has_32_bit_offsets() -> None:
+    """Such a column overflows at 2 GiB (ray-project/ray#29492, apache/arrow#25822)."""
+    tokens = documents_to_batch([0], [], vocab_size=10).schema
+    for schema in (tokens, fgram_schema(5)):
+        for field in schema:
+            narrow = (pa.types.is_string, pa.types.is_binary, pa.types.is_list)
+            assert not any(is_narrow(field.type) for is_narrow in narrow), field
+
+
+def test_a_submitted_job_uploads_less_than_5_mb() -> None:
+    """What `ray job submit --working-dir .` sends is the checkout less `.rayignore`."""
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    ignored = [line.rstrip("/") for line in (ROOT / ".rayignore").read_text().splitlines()]
+    sent = [
+        name
+        for name in tracked.stdout.split()
+        if not name.startswith(tuple(f"{i}/" for i in ignored))
+    ]
+    assert sum((ROOT / name).stat().st_size for name in sent if (ROOT / name).exists()) < 5 << 20
+
+
+def test_nothing_names_a_path_of_one_machine() -> None:
+    pattern = re.compile(r"(?<![\w.])/(home|root|work|Users)/\w")
+    assert not [path for path in sources() if pattern.search(path.read_text())]
