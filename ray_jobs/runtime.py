@@ -4,9 +4,10 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import ray
 import ray.data
@@ -14,8 +15,12 @@ import tyro
 from pydantic import Field
 from ray.exceptions import RayError, UserCodeException
 
-from scone_core.artifacts import Manifest
+from scone_core.artifacts import Manifest, read_receipt, write_receipt
 from scone_core.config import Frozen, OutputPath, Resource, Role, StageConfig
+
+
+RETRY_NOTE = "\nFailed to apply UDF transform"
+"""Where Ray Data's advice on retries begins, which it adds to every message of a task."""
 
 
 class Cluster(Frozen):
@@ -53,7 +58,9 @@ Config = TypeVar("Config", bound=JobConfig)
 
 def connect(cluster: Cluster) -> None:
     """Join the cluster of RAY_ADDRESS or start a local Ray with explicit CPUs and object store."""
-    ray.data.DataContext.get_current().enable_progress_bars = False
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.raise_original_map_exception = True
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     if ray.is_initialized():
         return
@@ -96,6 +103,62 @@ class Progress:
         return f"{line} {note}".rstrip()
 
 
+def run_units(
+    stage: str,
+    names: Sequence[str],
+    task: Callable[[int], dict[str, Any]],
+    *,
+    folder: str,
+    memory_bytes: int = 0,
+) -> list[dict[str, Any]]:
+    """Run `task(number)` as one Ray Data task for every unit of work that has no receipt in
+    `folder`.
+
+    Args:
+        names: of the receipts, by number.
+        task: gives the content of the receipt, which is written where the task runs.
+        memory_bytes: what Ray reserves for each task.
+
+    Returns:
+        The receipts of all units in the order of `names`.
+
+    Raises:
+        ValueError: no node of the cluster can hold a task.
+    """
+    todo = [i for i, name in enumerate(names) if read_receipt(folder, name) is None]
+    if todo:
+        _require_node(stage, memory_bytes)
+        units = ray.data.from_items([{"number": i} for i in todo], override_num_blocks=len(todo))
+        do_unit = partial(_run_unit, names=names, task=task, folder=folder)
+        done = units.map(do_unit, num_cpus=1, memory=memory_bytes)
+        progress = Progress(stage, unit="units", total=len(names), done=len(names) - len(todo))
+        for _ in done.iter_rows():
+            progress.advance()
+    receipts = [read_receipt(folder, name) for name in names]
+    return [receipt for receipt in receipts if receipt is not None]
+
+
+def _run_unit(
+    row: dict[str, int],
+    *,
+    names: Sequence[str],
+    task: Callable[[int], dict[str, Any]],
+    folder: str,
+) -> dict[str, int]:
+    write_receipt(folder, names[row["number"]], task(row["number"]))
+    return row
+
+
+def _require_node(stage: str, memory_bytes: int) -> None:
+    """A task that fits no node would wait for ever."""
+    most = max(node["Resources"].get("memory", 0) for node in ray.nodes() if node["Alive"])
+    if memory_bytes > most:
+        raise ValueError(
+            f"{stage}: a task needs {memory_bytes >> 20} MiB, the largest node offers Ray "
+            f"{int(most) >> 20}; lower memory_mb or add memory"
+        )
+
+
 def main(kind: type[Config], run: Callable[[Config], Manifest]) -> None:
     """Run a stage from the command line: bad input ends in one `error:` line and exit code 1."""
     config = tyro.cli(kind, description=run.__doc__)
@@ -103,7 +166,8 @@ def main(kind: type[Config], run: Callable[[Config], Manifest]) -> None:
         _refuse_relative_paths(config)
         manifest = run(config)
     except (ValueError, OSError, RayError) as error:
-        sys.exit(f"error: {root_cause(error)}")
+        reason, _, _ = str(root_cause(error)).partition(RETRY_NOTE)
+        sys.exit(f"error: {reason}")
     print(f"{manifest.contract} at {config.out} (fingerprint {manifest.fingerprint[:12]})")
 
 

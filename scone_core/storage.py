@@ -59,6 +59,16 @@ def is_empty_folder(path: str) -> bool:
     return not filesystem.get_file_info(pafs.FileSelector(inner))
 
 
+def free_bytes(path: str) -> int | None:
+    """Free space where the local folder `path` is, or will be; None for a remote one."""
+    if not is_local(path):
+        return None
+    folder = Path(resolve(path)[1])
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
 def open_input(path: str) -> pa.NativeFile:
     """A stream over the raw bytes of `path` (no implicit decompression)."""
     filesystem, inner = resolve(path)

@@ -1,6 +1,7 @@
-"""Lists of token ids -> tokens/v1: the artifacts that tests of the later stages start from."""
+"""Lists of token ids -> tokens/v1, fgrams/v1: what tests of the later stages start from."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 
@@ -8,9 +9,12 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from scone_core import storage
-from scone_core.artifacts import TokensManifest, publish, write_shard
+from scone_core import fgrams, storage
+from scone_core.artifacts import FgramsManifest, Shard, TokensManifest, publish, write_shard
 from scone_core.config import fingerprint
+from scone_core.fgram_index import INDEX
+from scone_core.ngrams import NGrams, Piece, count_ngrams
+from scone_core.ranking import rank_range
 
 Documents = Sequence[Sequence[int]]
 
@@ -50,6 +54,81 @@ def write_tokens(
         num_skipped_records={},
     )
     return publish(folder, manifest)
+
+
+def write_fgrams(
+    folder: str,
+    documents: Documents,
+    *,
+    num_fgrams: int,
+    max_n: int = 5,
+    min_count: int = 2,
+    vocab_size: int = 256,
+    separator_id: int = 0,
+    rows_per_shard: int = 1000,
+) -> FgramsManifest:
+    """A finished fgrams/v1 artifact of `documents`, counted in memory."""
+    tokenizer = word_tokenizer(vocab_size)
+    storage.write_bytes(storage.join(folder, "tokenizer.json"), tokenizer)
+    found = count_ngrams(
+        [whole(documents)], max_n=max_n, vocab_size=vocab_size, min_count=min_count
+    )
+    top = NGrams(*(column[:num_fgrams] for column in rank_range(found)))
+    shards = [
+        fgrams.write_fgrams(
+            folder,
+            f"fgrams-{first // rows_per_shard:05d}.parquet",
+            NGrams(*(column[first : first + rows_per_shard] for column in top)),
+            first_id=first,
+        )
+        for first in range(0, len(top.n_M), rows_per_shard)
+    ]
+    num_bytes, sha256 = fgrams.build_index(
+        folder, storage.join(folder, INDEX), shards, vocab_size=vocab_size
+    )
+    fields = {"num_fgrams": num_fgrams, "max_n": max_n, "min_count": min_count}
+    inputs = {"documents": hashlib.sha256(repr(documents).encode()).hexdigest()}
+    manifest = FgramsManifest(
+        fingerprint=fingerprint(FgramsManifest.CONTRACT, fields, inputs),
+        config=fields,
+        inputs=inputs,
+        shards=tuple(shards),
+        tokenizer_sha256=hashlib.sha256(tokenizer).hexdigest(),
+        vocab_size=vocab_size,
+        separator_id=separator_id,
+        max_n=max_n,
+        min_count=min_count,
+        num_fgrams=len(top.n_M),
+        num_fgrams_per_n={n: int((top.n_M == n).sum()) for n in range(2, max_n + 1)},
+        num_tokens=sum(map(len, documents)),
+        index=Shard(name=INDEX, num_rows=len(top.n_M), num_bytes=num_bytes, sha256=sha256),
+    )
+    return publish(folder, manifest)
+
+
+def whole(documents: Documents) -> Piece:
+    """All positions of `documents` as one piece."""
+    tokens_L = np.array([token for document in documents for token in document], np.uint32)
+    offsets_D1 = np.cumsum([0, *map(len, documents)], dtype=np.int64)
+    return Piece(tokens_L, offsets_D1, 0, len(tokens_L))
+
+
+def brute_force(
+    documents: Documents, *, max_n: int, min_count: int = 1
+) -> Counter[tuple[int, ...]]:
+    """Counts of all n-grams, n = 2 .. max_n, at `min_count` or above, as Python counts them."""
+    counts = Counter(
+        tuple(document[i : i + n])
+        for document in documents
+        for n in range(2, max_n + 1)
+        for i in range(len(document) - n + 1)
+    )
+    return Counter({ngram: count for ngram, count in counts.items() if count >= min_count})
+
+
+def rank(counts: Counter[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """n-grams in rank order: count descending, n ascending, tokens ascending."""
+    return sorted(counts, key=lambda ngram: (-counts[ngram], len(ngram), ngram))
 
 
 def zipf_documents(

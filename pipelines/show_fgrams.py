@@ -1,0 +1,14 @@
+"""fgrams/v1 -> readable tables or JSON. See `--help`."""
+
+import sys
+
+import tyro
+
+from scone_core.inspection import Compare, Lookup, Top, render
+
+if __name__ == "__main__":
+    command = tyro.cli(Top | Lookup | Compare, description=__doc__)
+    try:
+        print(render(command.tables(), command.form))
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,84 @@
+"""The figures of the count stage."""
+
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, PercentFormatter
+
+COLOURS = {2: "#4477aa", 3: "#228833", 4: "#ccbb44", 5: "#ee6677"}
+"""Paul Tol's bright scheme, told apart by colour-blind readers too."""
+INK = "#333333"
+
+
+def rank_frequency(runs: pl.DataFrame) -> Figure:
+    """Count against rank, all f-grams together and per n; `runs` as from `ranking.rank_runs`."""
+    figure, axes = _figure("Rank and frequency", x="rank", y="occurrences in the corpus")
+    _step(axes, runs, label="all", color=INK, linewidth=2.2)
+    for (n,), part in sorted(runs.group_by("n")):
+        _step(axes, part, label=f"n = {n}", color=COLOURS[n], linewidth=1.4)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.legend(frameon=False)
+    return figure
+
+
+def coverage(curve: pl.DataFrame) -> Figure:
+    """Hit rate and mean match length against the number of f-grams; `curve` as from
+    `coverage.coverage_curve`.
+    """
+    figure, axes = _figure("What the first S f-grams cover", x="number of f-grams S", y="hit rate")
+    axes.plot(curve["num_fgrams"], curve["hit_rate"], color=COLOURS[2], linewidth=2.2)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.set_ylim(0, 1)
+    axes.yaxis.label.set_color(COLOURS[2])
+    lengths = axes.twinx()
+    lengths.plot(curve["num_fgrams"], curve["mean_match_len"], color=COLOURS[5], linewidth=2.2)
+    lengths.set_ylabel("mean match length (tokens; a miss is 1)", color=COLOURS[5])
+    lengths.set_ylim(bottom=1)
+    lengths.spines[["top", "left"]].set_visible(False)
+    return figure
+
+
+def fgrams_per_n(num_per_n: dict[int, int]) -> Figure:
+    """How many f-grams of each length there are."""
+    figure, axes = _figure("F-grams per length", x="n (tokens)", y="f-grams")
+    bars = axes.bar(
+        [str(n) for n in num_per_n],
+        list(num_per_n.values()),
+        color=[COLOURS[n] for n in num_per_n],
+        width=0.65,
+    )
+    total = max(sum(num_per_n.values()), 1)
+    labels = [f"{num:,}\n{num / total:.0%}" for num in num_per_n.values()]
+    axes.bar_label(bars, labels, padding=3, color=INK)
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.margins(y=0.18)
+    axes.grid(visible=False, axis="x")
+    return figure
+
+
+def _figure(title: str, *, x: str, y: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(7.2, 4.4), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, loc="left", color=INK, fontweight="bold")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(visible=True, color="#e5e5e5", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _step(axes: Axes, runs: pl.DataFrame, *, label: str, color: str, linewidth: float) -> None:
+    """Both ends of each class of equal counts, so that ties show as steps."""
+    classes = runs.group_by("count").agg(pl.col("num").sum()).sort("count", descending=True)
+    last = classes["num"].cum_sum().to_numpy()
+    first = last - classes["num"].to_numpy() + 1
+    ranks, counts = (
+        np.column_stack([first, last]).ravel(),
+        np.repeat(classes["count"].to_numpy(), 2),
+    )
+    axes.plot(ranks, counts, label=label, color=color, linewidth=linewidth)
