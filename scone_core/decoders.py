@@ -3,6 +3,7 @@ model.
 """
 
 import copy
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from scone_core import storage
 from scone_core.artifacts import ArtifactError
 from scone_core.config import Frozen
 from scone_core.forest_attention import ATTENTION, register_forest_attention
@@ -129,3 +131,18 @@ def load_causal_lm(folder: Path) -> PreTrainedModel:
     if faults:
         raise ArtifactError(f"{folder}: weights do not fit the model: {faults}")
     return model
+
+
+def fingerprint_folder(folder: str) -> str:
+    """sha256 (hex) over config and weights of a local Hugging Face folder.
+
+    Raises:
+        ArtifactError: no config.json or no safetensors in it.
+    """
+    files = sorted([*Path(folder).glob("config.json"), *Path(folder).glob("*.safetensors")])
+    if len(files) < 2:
+        raise ArtifactError(
+            f"pretrained={folder!r}: needs config.json and *.safetensors in a local folder"
+        )
+    content = "".join(f"{file.name}:{storage.sha256_of(str(file))}\n" for file in files)
+    return hashlib.sha256(content.encode()).hexdigest()

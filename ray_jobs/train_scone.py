@@ -1,0 +1,168 @@
+"""tokens/v1 + fgrams/v1 -> checkpoint/v1: train main and f-gram model together, with Ray Train and
+DeepSpeed.
+"""
+
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from threading import Thread
+from typing import Any
+
+import mlflow
+import ray
+from ray.train import UserCallback
+from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
+from ray.util.queue import Queue
+
+from ray_jobs.resume import find_resume_point
+from ray_jobs.runtime import Progress, connect
+from ray_jobs.tracking import log_manifest, stage_run
+from ray_jobs.train_config import TrainConfig
+from ray_jobs.train_worker import EXPORT, train_worker
+from scone_core import artifacts
+from scone_core.artifacts import CheckpointManifest, FgramsManifest, TokensManifest
+from scone_core.batches import split_step
+from scone_core.decoders import fingerprint_folder
+
+
+def run(config: TrainConfig) -> CheckpointManifest:
+    """Train a SCONE model, or its plain baseline when no f-grams are given."""
+    inputs = _check_inputs(config)
+    if done := artifacts.claim(CheckpointManifest, config.out, config, inputs):
+        print(f"train: {config.out} is up to date")
+        return done
+    common = artifacts.plan_fields(CheckpointManifest, config, inputs)
+    connect(config.cluster)
+    with stage_run(config, stage="train", fingerprint=common["fingerprint"]):
+        if artifacts.read_receipt(config.out, EXPORT) is None:
+            _train(config, common["fingerprint"])
+        manifest = _manifest(config, common)
+        log_manifest(manifest)
+        return artifacts.publish(config.out, manifest)
+
+
+def _check_inputs(config: TrainConfig) -> dict[str, str]:
+    """The fingerprints of the inputs, which must have one tokenizer."""
+    split_step(0, config.global_batch, config.micro_batch, 0, config.num_workers)
+    config.local_resume_folder()
+    tokens = artifacts.load_manifest(TokensManifest, config.train_tokens)
+    found: dict[str, TokensManifest | FgramsManifest] = {
+        "train_tokens": tokens,
+        "validation_tokens": artifacts.load_manifest(TokensManifest, config.validation_tokens),
+    }
+    if config.fgrams:
+        found["fgrams"] = artifacts.load_manifest(FgramsManifest, config.fgrams)
+    for name, manifest in found.items():
+        artifacts.require_equal(
+            f"{name}: tokenizer_sha256",
+            manifest.tokenizer_sha256,
+            tokens.tokenizer_sha256,
+            "make all inputs with one tokenizer",
+        )
+    inputs = {name: manifest.fingerprint for name, manifest in found.items()}
+    if config.pretrained:
+        inputs["pretrained"] = fingerprint_folder(config.pretrained)
+    return inputs
+
+
+def _train(config: TrainConfig, fingerprint: str) -> None:
+    folder = config.local_resume_folder()
+    point = find_resume_point(folder, fingerprint=fingerprint, num_workers=config.num_workers)
+    first_step = point.step if point else 0
+    if first_step:
+        print(f"train: goes on after step {first_step}")
+    _require_cpus(config)
+    progress = Progress("train", unit="steps", total=config.steps, done=first_step)
+    with _reports(progress, first_step) as reports, tempfile.TemporaryDirectory() as scratch:
+        TorchTrainer(
+            train_worker,
+            train_loop_config={
+                "config": config.model_dump(mode="json"),
+                "fingerprint": fingerprint,
+            },
+            torch_config=TorchConfig(backend="gloo"),
+            scaling_config=ScalingConfig(
+                num_workers=config.num_workers,
+                resources_per_worker={"CPU": config.cpus_per_worker},
+            ),
+            run_config=RunConfig(
+                name="train",
+                storage_path=scratch,  # unused: resume states are ours
+                failure_config=FailureConfig(max_failures=config.max_failures),
+                callbacks=[SendReports(reports)],
+                worker_runtime_env={"env_vars": _worker_environment(config)},
+            ),
+        ).fit()
+
+
+def _require_cpus(config: TrainConfig) -> None:
+    needed = config.num_workers * config.cpus_per_worker
+    available = ray.cluster_resources().get("CPU", 0)
+    if needed > available:
+        raise ValueError(
+            f"num_workers={config.num_workers} * cpus_per_worker={config.cpus_per_worker} needs "
+            f"{needed} CPUs, the cluster has {available:g}; lower one of them or add nodes"
+        )
+
+
+def _worker_environment(config: TrainConfig) -> dict[str, str]:
+    if config.network_interface is None:
+        return {}
+    return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), config.network_interface)
+
+
+class SendReports(UserCallback):
+    """Passes what rank 0 reports from Ray Train's controller to the driver."""
+
+    def __init__(self, reports: Queue) -> None:
+        self._reports = reports
+
+    def after_report(
+        self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any
+    ) -> None:
+        self._reports.put(metrics[0])
+
+
+@contextmanager
+def _reports(progress: Progress, first_step: int) -> Generator[Queue]:
+    """A queue whose reports the driver, and only the driver, shows and logs to MLflow."""
+    reports = Queue(actor_options={"num_cpus": 0})
+    active = mlflow.active_run()
+    assert active is not None, "training is tracked"
+    follower = Thread(target=_follow, args=(reports, progress, first_step, active.info.run_id))
+    follower.start()
+    try:
+        yield reports
+    finally:
+        reports.put(None)
+        follower.join()
+        reports.shutdown()
+
+
+def _follow(reports: Queue, progress: Progress, done: int, run_id: str) -> None:
+    while (metrics := reports.get()) is not None:
+        step = metrics.pop("step")
+        note = f"loss {metrics['loss']:.3f}"
+        if "validation_perplexity" in metrics:
+            note += f", held-out perplexity {metrics['validation_perplexity']:.2f}"
+        progress.advance(step - done, note)
+        done = step
+        mlflow.log_metrics(metrics, step=step, run_id=run_id)
+
+
+def _manifest(config: TrainConfig, common: dict[str, Any]) -> CheckpointManifest:
+    tokens = artifacts.load_manifest(TokensManifest, config.train_tokens)
+    fgrams = artifacts.load_manifest(FgramsManifest, config.fgrams) if config.fgrams else None
+    receipt = artifacts.read_receipt(config.out, EXPORT)
+    assert receipt is not None, "rank 0 exported the model"
+    return CheckpointManifest(
+        **common,
+        shards=tuple(receipt["shards"]),
+        step=config.steps,
+        tokens_seen=config.steps * config.global_batch * config.sequence_length,
+        tokenizer_sha256=tokens.tokenizer_sha256,
+        fgrams_fingerprint=fgrams.fingerprint if fgrams else None,
+        max_n=fgrams.max_n if fgrams else None,
+        fgram_output=config.fgram_model.output if fgrams else None,
+    )
