@@ -61,6 +61,7 @@ def connect(cluster: Cluster) -> None:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.raise_original_map_exception = True
+    context.issue_detectors_config.detectors = []
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     if ray.is_initialized():
         return

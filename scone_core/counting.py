@@ -164,7 +164,8 @@ def reduce_range(plan: CountPlan, cuts: Sequence[int], number: int) -> dict[str,
     groups = gather_groups(plan.chunk_paths, first, last, num_groups=plan.manifest.vocab_size)
     found = count_groups(groups, first_token=first, max_n=plan.max_n, min_count=plan.min_count)
     ranked = rank_range(found)
-    classes = pa.RecordBatch.from_pydict(class_sizes(ranked).to_dict())
+    sizes = class_sizes(ranked)
+    classes = pa.RecordBatch.from_arrays([c.to_arrow() for c in sizes], sizes.columns)
     name = plan.ranges[number]
     return {
         "rows": write_shard(plan.scratch, f"{name}.arrow", ngram_batch(ranked)).model_dump(),

@@ -1,0 +1,246 @@
+"""Laws of the count stage: equal bytes however it runs, and bad input changes nothing."""
+
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pytest
+
+from ray_jobs.count_fgrams import CountConfig, run
+from scone_core import artifacts, storage
+from scone_core.artifacts import ArtifactError
+from scone_core.fgram_index import FGramIndex
+from scone_core.fgrams import read_fgrams, validate_fgrams
+from tests.corpora import brute_force, rank, write_tokens, zipf_documents
+from tests.stages import kill_when, run_script, snapshot
+
+DOCUMENTS = zipf_documents(num_documents=60, mean_length=300, vocab_size=200, seed=3)
+
+
+@pytest.fixture(scope="session")
+def tracking(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One MLflow store for all tests: to make one takes seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+
+
+@pytest.fixture
+def config(tmp_path: Path, tracking: str) -> CountConfig:
+    """Counts DOCUMENTS, of whose n-grams at `min_count` the last third is cut off."""
+    write_tokens(str(tmp_path / "tokens"), DOCUMENTS, num_shards=3)
+    return CountConfig(
+        tokens=str(tmp_path / "tokens"),
+        out=str(tmp_path / "fgrams"),
+        num_fgrams=1500,
+        min_count=3,
+        rows_per_shard=400,
+        tracking={"uri": tracking},
+    )
+
+
+def test_the_stage_writes_the_most_frequent_n_grams(config: CountConfig) -> None:
+    manifest = run(config)
+    assert validate_fgrams(config.out) == manifest
+    counts = brute_force(DOCUMENTS, max_n=5, min_count=3)
+    expected = rank(counts)[:1500]
+    tokens_SK, n_S, counts_S = read_fgrams(config.out)
+    rows = zip(tokens_SK.tolist(), n_S.tolist(), strict=True)
+    assert [tuple(tokens[:n]) for tokens, n in rows] == expected
+    assert counts_S.tolist() == [counts[fgram] for fgram in expected]
+    assert FGramIndex.open(config.out).match(np.array([expected[-1]])).fgram_ids_BT[0, -1] == 1499
+
+
+def test_the_artifact_is_self_contained_and_scratch_is_gone(config: CountConfig) -> None:
+    run(config)
+    names = set(snapshot(Path(config.out)))
+    shards = {f"fgrams-{number:05d}.parquet" for number in range(4)}
+    assert names == {artifacts.MANIFEST, "tokenizer.json", "index/trie.npy", *shards}
+    assert not any(path.name.startswith("_") for path in Path(config.out).iterdir())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_chunks": 1, "num_ranges": 1},
+        {"num_chunks": 4, "num_ranges": 2},
+        {"num_chunks": 13, "num_ranges": 9, "memory_mb": 500},
+        {"scratch": "elsewhere"},
+    ],
+    ids=str,
+)
+def test_bytes_do_not_depend_on_chunks_ranges_and_scratch(
+    config: CountConfig, changes: dict[str, object], tmp_path: Path
+) -> None:
+    if "scratch" in changes:
+        changes = {"scratch": str(tmp_path / "elsewhere")}
+    run(config)
+    run(config.replace(out=str(tmp_path / "other"), **changes))
+    assert snapshot(tmp_path / "other") == snapshot(tmp_path / "fgrams")
+    assert not list((tmp_path / "elsewhere").glob("*"))
+
+
+def test_rows_and_index_do_not_depend_on_shards_and_the_order_of_documents(
+    config: CountConfig, tmp_path: Path
+) -> None:
+    write_tokens(str(tmp_path / "reversed"), DOCUMENTS[::-1], num_shards=7)
+    run(config)
+    run(config.replace(tokens=str(tmp_path / "reversed"), out=str(tmp_path / "other")))
+    whole, other = snapshot(tmp_path / "fgrams"), snapshot(tmp_path / "other")
+    assert whole.pop(artifacts.MANIFEST) != other.pop(artifacts.MANIFEST)
+    assert whole == other
+
+
+def test_a_second_run_returns_at_once_and_opens_nothing(config: CountConfig) -> None:
+    first = run(config)
+    before = {path: path.stat().st_mtime_ns for path in Path(config.out).rglob("*")}
+    assert run(config.replace(num_chunks=2, memory_mb=2000)) == first
+    assert {path: path.stat().st_mtime_ns for path in Path(config.out).rglob("*")} == before
+
+
+def kill_count(config: CountConfig, unit: str) -> None:
+    """Run the stage as a process and kill it once a unit of work like `unit` is finished."""
+    command = [
+        f"--{name}={getattr(config, name.replace('-', '_'))}"
+        for name in ("tokens", "out", "num-fgrams", "min-count", "rows-per-shard")
+    ]
+    command += [f"--tracking.uri={config.tracking.uri}", "--num-chunks=16", "--num-ranges=16"]
+    out = Path(config.out)
+    kill_when(lambda: any(out.rglob(f"{artifacts.RECEIPTS}/{unit}")), "fgram_count.py", *command)
+    assert not (out / artifacts.MANIFEST).exists()
+
+
+@pytest.mark.parametrize("unit", ["chunk-*", "range-*"])
+def test_killed_and_run_again_equals_uninterrupted(
+    config: CountConfig, tmp_path: Path, unit: str
+) -> None:
+    run(config)
+    killed = config.replace(out=str(tmp_path / "killed"), num_chunks=16, num_ranges=16)
+    kill_count(killed, unit)
+    run(killed)
+    assert snapshot(tmp_path / "killed") == snapshot(tmp_path / "fgrams")
+
+
+def test_a_resumed_count_opens_no_input_of_finished_units(
+    config: CountConfig, tmp_path: Path
+) -> None:
+    """Once all ranges are done, chunks and token shards may as well be gone."""
+    run(config)
+    killed = config.replace(out=str(tmp_path / "killed"), num_chunks=16, num_ranges=16)
+    kill_count(killed, "shard-*")
+    opened_by_finished = [
+        *(tmp_path / "killed").glob("_scratch/*/*.records"),
+        *(tmp_path / "tokens").glob("*.arrow"),
+    ]
+    assert len(opened_by_finished) == 16 + 3
+    for path in opened_by_finished:
+        path.unlink()
+    run(killed)
+    assert snapshot(tmp_path / "killed") == snapshot(tmp_path / "fgrams")
+
+
+def test_an_output_of_another_configuration_is_refused_and_untouched(config: CountConfig) -> None:
+    run(config)
+    before = snapshot(Path(config.out))
+    with pytest.raises(ArtifactError, match="min_count: 3 there, 4 here"):
+        run(config.replace(min_count=4))
+    storage.remove_folder(config.tokens)
+    write_tokens(config.tokens, DOCUMENTS[1:])
+    with pytest.raises(ArtifactError, match="tokens: .* there, .* here"):
+        run(config)
+    assert snapshot(Path(config.out)) == before
+
+
+def test_a_folder_that_no_stage_wrote_is_refused_and_untouched(
+    config: CountConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.tex").write_text("years of work")
+    with pytest.raises(ArtifactError, match="not empty"):
+        run(config.replace(out=str(tmp_path / "home")))
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["thesis.tex"]
+
+
+def test_an_output_that_cannot_be_written_names_itself(config: CountConfig, tmp_path: Path) -> None:
+    """A file stands where the folder should be: that stops root as well."""
+    (tmp_path / "occupied").write_text("a file")
+    with pytest.raises(OSError, match="occupied"):
+        run(config.replace(out=str(tmp_path / "occupied" / "fgrams")))
+    assert (tmp_path / "occupied").read_text() == "a file"
+
+
+def test_a_corrupted_token_shard_is_named_and_nothing_is_published(config: CountConfig) -> None:
+    shard = Path(config.tokens) / "tokens-00001.arrow"
+    content = bytearray(shard.read_bytes())
+    content[-100] ^= 1
+    shard.write_bytes(content)
+    before = snapshot(Path(config.tokens))
+    with pytest.raises(ArtifactError, match=r"tokens-00001\.arrow: sha256 differs"):
+        run(config)
+    shard.write_bytes(content[:-1])
+    with pytest.raises(ArtifactError, match=r"tokens-00001\.arrow: \d+ bytes"):
+        run(config)
+    shard.write_bytes(content)
+    assert snapshot(Path(config.tokens)) == before
+    assert not (Path(config.out) / artifacts.MANIFEST).exists()
+
+
+def test_an_interrupted_count_goes_on_once_its_input_is_restored(config: CountConfig) -> None:
+    shard = Path(config.tokens) / "tokens-00002.arrow"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1])
+    with pytest.raises(ArtifactError):
+        run(config)
+    shard.write_bytes(content)
+    assert run(config) == validate_fgrams(config.out)
+
+
+def test_a_corpus_without_frequent_n_grams_says_so(config: CountConfig) -> None:
+    with pytest.raises(ValueError, match="min_count=100000: no n-gram occurs that often"):
+        run(config.replace(min_count=100_000))
+    assert not (Path(config.out) / artifacts.MANIFEST).exists()
+
+
+def test_memory_that_holds_no_task_is_refused(config: CountConfig) -> None:
+    with pytest.raises(ValueError, match="memory_mb=100: at least"):
+        run(config.replace(memory_mb=100))
+    assert not Path(config.out).exists()
+
+
+def test_a_vocabulary_beyond_the_records_is_refused(config: CountConfig, tmp_path: Path) -> None:
+    write_tokens(str(tmp_path / "wide"), DOCUMENTS, vocab_size=65_536)
+    with pytest.raises(ValueError, match="vocab_size=65536: counting holds token ids up to 65534"):
+        run(config.replace(tokens=str(tmp_path / "wide")))
+    assert not Path(config.out).exists()
+
+
+def test_a_separator_inside_a_document_is_refused(config: CountConfig, tmp_path: Path) -> None:
+    write_tokens(str(tmp_path / "joined"), [*DOCUMENTS, [1, 0, 2]])
+    with pytest.raises(ArtifactError, match="separator=0 inside a document"):
+        run(config.replace(tokens=str(tmp_path / "joined")))
+
+
+def test_bad_input_ends_the_process_with_its_reason_as_the_last_line(
+    config: CountConfig, tmp_path: Path
+) -> None:
+    command = [f"--tokens={config.tokens}", f"--out={tmp_path / 'none'}"]
+    shard = Path(config.tokens) / "tokens-00000.arrow"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    code, output = run_script(
+        "fgram_count.py", *command, "--num-fgrams=10", f"--tracking.uri={config.tracking.uri}"
+    )
+    assert code == 1
+    assert output.splitlines()[-1].startswith(f"error: {shard}:")
+
+
+def test_the_run_is_in_mlflow_with_its_plots(config: CountConfig) -> None:
+    manifest = run(config)
+    (found,) = mlflow.search_runs(
+        experiment_names=["scone"],
+        filter_string=f"tags.`scone.fingerprint` = '{manifest.fingerprint}'",
+        max_results=1,
+        output_format="list",
+    )
+    assert found.data.metrics["num_fgrams"] == 1500
+    assert found.data.metrics["mean_match_len"] > 1 + found.data.metrics["hit_rate"] > 1
+    client = mlflow.MlflowClient()
+    names = {artifact.path for artifact in client.list_artifacts(found.info.run_id)}
+    assert names >= {"rank_frequency.png", "coverage.png", "fgrams_per_n.png", "coverage.csv"}
