@@ -56,6 +56,12 @@ def embedding_batch(rows_ND: np.ndarray, dtype: str) -> pa.RecordBatch:
     return pa.record_batch([column], schema=pa.schema([field], metadata={"dtype": dtype}))
 
 
+def table_rows(batch: pa.RecordBatch) -> np.ndarray:
+    """The rows [N, D] of a mapped shard, not copied."""
+    column = batch.column("embedding")
+    return column.values.to_numpy().reshape(len(column), column.type.list_size)
+
+
 def aligned_empty(num_rows: int, width: int, dtype: np.dtype) -> np.ndarray:
     """An uninitialised [num_rows, width] array whose first byte lies on a cache line."""
     num_bytes = num_rows * width * dtype.itemsize
@@ -139,15 +145,14 @@ def _require_all_ids(folder: str, manifest: EmbeddingsManifest) -> None:
 
 def _map_rows(folder: str, manifest: EmbeddingsManifest, index: int) -> np.ndarray:
     shard = manifest.shards[index]
-    column = map_shard(folder, shard).column("embedding")
-    expected = pa.list_(pa.from_numpy_dtype(STORAGE[manifest.dtype][1]), manifest.width)
-    rows = (column.type.value_type, column.type.list_size, len(column))
-    if rows != (expected.value_type, expected.list_size, shard.num_rows):
+    rows_ND = table_rows(map_shard(folder, shard))
+    dtype = STORAGE[manifest.dtype][1]
+    if rows_ND.dtype != dtype or rows_ND.shape != (shard.num_rows, manifest.width):
         raise ArtifactError(
-            f"{folder}/{shard.name}: {rows[2]} rows of {rows[1]} {rows[0]}, the manifest says "
-            f"{shard.num_rows} of {manifest.width} {manifest.dtype}; rebuild the table"
+            f"{folder}/{shard.name}: {rows_ND.dtype} {rows_ND.shape}, the manifest says "
+            f"{dtype} {(shard.num_rows, manifest.width)}; rebuild the table"
         )
-    return column.values.to_numpy().reshape(shard.num_rows, manifest.width)
+    return rows_ND
 
 
 @intrinsic
