@@ -138,17 +138,15 @@ def _count(config: CountConfig, plan: CountPlan, common: dict[str, Any]) -> Fgra
 
 
 def _count_ranges(plan: CountPlan) -> list[dict[str, Any]]:
-    """Map all chunks, reduce all ranges; the receipts of the ranges. Finished units are not opened
-    again, chunks not at all once every range is finished.
+    """Map all chunks, reduce all ranges; the receipts of the ranges. Chunks are not opened once
+    every range is finished.
     """
-    receipts = [artifacts.read_receipt(plan.scratch, name) for name in plan.ranges]
+    do_units = partial(run_units, folder=plan.scratch, memory_bytes=plan.peak_bytes)
     cuts: list[int] = []
-    if None in receipts:
-        units = partial(run_units, folder=plan.scratch, memory_bytes=plan.peak_bytes)
-        units("count: map chunks", plan.chunks, partial(map_chunk, plan))
+    if any(artifacts.read_receipt(plan.scratch, name) is None for name in plan.ranges):
+        do_units("count: map chunks", plan.chunks, partial(map_chunk, plan))
         cuts = plan_cuts(plan)
-        return units("count: reduce ranges", plan.ranges, partial(reduce_range, plan, cuts))
-    return [receipt for receipt in receipts if receipt is not None]
+    return do_units("count: reduce ranges", plan.ranges, partial(reduce_range, plan, cuts))
 
 
 def _write_shards(

@@ -8,7 +8,7 @@ import pytest
 
 from ray_jobs.count_fgrams import CountConfig, run
 from scone_core import artifacts, storage
-from scone_core.artifacts import ArtifactError
+from scone_core.artifacts import ArtifactError, TokensManifest
 from scone_core.fgram_index import FGramIndex
 from scone_core.fgrams import read_fgrams, validate_fgrams
 from tests.corpora import brute_force, rank, write_tokens, zipf_documents
@@ -203,6 +203,14 @@ def test_memory_that_holds_no_task_is_refused(config: CountConfig) -> None:
     with pytest.raises(ValueError, match="memory_mb=100: at least"):
         run(config.replace(memory_mb=100))
     assert not Path(config.out).exists()
+
+
+def test_a_count_that_the_disk_cannot_hold_is_refused_before_it_starts(config: CountConfig) -> None:
+    manifest = artifacts.load_manifest(TokensManifest, config.tokens)
+    artifacts.publish(config.tokens, manifest.model_copy(update={"num_tokens": 10**14}))
+    with pytest.raises(ValueError, match=r"MiB free, about [\d,]+ MiB needed; name a larger disk"):
+        run(config.replace(num_chunks=8, num_ranges=4))
+    assert not list(Path(config.out).rglob("*.records"))
 
 
 def test_a_vocabulary_beyond_the_records_is_refused(config: CountConfig, tmp_path: Path) -> None:
