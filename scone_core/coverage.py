@@ -69,6 +69,8 @@ def sample_documents(folder: str, manifest: TokensManifest, *, num_tokens: int) 
         tokens_L = tokens_L[:num_tokens].astype(np.int64)
         parts.append(np.insert(tokens_L, offsets_D1[offsets_D1 < len(tokens_L)], -1))
         num_tokens -= len(tokens_L)
+        if num_tokens == 0:
+            break
     return np.concatenate(parts)[None]
 
 

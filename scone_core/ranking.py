@@ -1,7 +1,7 @@
 """counted ranges -> ranks: a total order without a global sort.
 
-The order is (count descending, n ascending, tokens ascending).
-Ranges hold ascending first tokens. So inside a class of equal (count, n) the n-grams of one range
+The order is (count descending, n ascending, tokens ascending). Ranges hold ascending first tokens,
+so inside a class of equal (count, n) the n-grams of one range
 all rank before those of the next, and the sizes of all classes of all ranges give every id. A run
 is the part of a class that lies in one range: consecutive rows there, consecutive ids here. Memory
 is bounded by one range, or one shard of ids, and the table of runs.
@@ -73,10 +73,8 @@ def gather_ids(
         np.empty((num, max_n), np.uint32), np.empty(num, np.uint8), np.empty(num, np.uint64)
     )
     for number, part in _cut_runs(runs, first_id, last_id).group_by("range"):
-        rows_S, ids_S = (
-            _expand(part["first_row"], part["num"]),
-            _expand(part["first_id"], part["num"]),
-        )
+        rows_S = _expand(part["first_row"], part["num"])
+        ids_S = _expand(part["first_id"], part["num"])
         rows = read_rows(int(number[0]), int(rows_S[0]), int(rows_S[-1]) + 1)
         for column, values in zip(fgrams, rows, strict=True):
             column[ids_S - first_id] = values
