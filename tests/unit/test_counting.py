@@ -1,6 +1,5 @@
 """Laws of the units of counting: run in any order, cut in any way, they give the same rows."""
 
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
