@@ -18,7 +18,6 @@ from ray.exceptions import RayError, UserCodeException
 from scone_core.artifacts import Manifest, read_receipt, write_receipt
 from scone_core.config import Frozen, OutputPath, Resource, Role, StageConfig
 
-
 RETRY_NOTE = "\nFailed to apply UDF transform"
 """Where Ray Data's advice on retries begins, which it adds to every message of a task."""
 

@@ -7,7 +7,6 @@ import pytest
 from ray_jobs.runtime import Cluster, connect, run_units
 from scone_core.artifacts import write_receipt
 
-
 NAMES = [f"unit-{number}" for number in range(5)]
 
 
