@@ -1,0 +1,111 @@
+"""f-gram ids -> rows of the table in host memory: mapped here, or asked of the node's lookup actor.
+
+Both read the same mapped shards, so rows are bit-equal; the actor lets engines that may not map the
+table (another container, another owner of the memory) share one copy per node.
+"""
+
+import logging
+import os
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import ray
+import torch
+from ray.exceptions import RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from scone_core.served_folder import SconeSection
+from scone_core.table import from_storage
+
+Placement = Literal["local", "actor"]
+
+NAMESPACE = "scone"
+
+
+class Lookup(Protocol):
+    """Where an engine gets its rows."""
+
+    def rows(self, ids_M: np.ndarray) -> torch.Tensor:
+        """Rows [M, D] in the table's dtype; valid until the next call."""
+        ...
+
+
+class LocalLookup:
+    """Reads the node's mapped table in this process."""
+
+    def __init__(self, section: SconeSection) -> None:
+        self._table = section.open_table()
+
+    def rows(self, ids_M: np.ndarray) -> torch.Tensor:
+        return self._table.vectors(ids_M)
+
+
+class TableServer:
+    """The body of a lookup actor: one mapped table, gathers outside the GIL."""
+
+    def __init__(self, section: SconeSection) -> None:
+        self._table = section.open_table()
+
+    def rows(self, ids_M: np.ndarray) -> np.ndarray:
+        rows_MD = self._table.empty(len(ids_M))
+        self._table.gather(ids_M, rows_MD)
+        return rows_MD
+
+
+class ActorLookup:
+    """Asks the lookup actor of this node, one message per call.
+
+    The engine that comes first starts the actor and owns it. When that engine ends, the actor ends
+    with it, and whoever asks next starts another: nothing is left behind on a node without engines.
+    """
+
+    def __init__(self, section: SconeSection) -> None:
+        _join_cluster()
+        self._section = section
+        self._dtype = section.open_table().dtype
+        self._actor = node_actor(section)
+
+    def rows(self, ids_M: np.ndarray) -> torch.Tensor:
+        try:
+            rows_MD = ray.get(self._actor.rows.remote(ids_M))
+        except RayActorError:
+            self._actor = node_actor(self._section)
+            rows_MD = ray.get(self._actor.rows.remote(ids_M))
+        return from_storage(rows_MD.copy(), self._dtype)  # objects of Ray are read-only
+
+
+def open_lookup(section: SconeSection, placement: Placement) -> Lookup:
+    """The rows of `section`'s table, from where `placement` says."""
+    return LocalLookup(section) if placement == "local" else ActorLookup(section)
+
+
+def node_actor(section: SconeSection) -> Any:
+    """The lookup actor of this node for this table, started if there is none."""
+    node_id = ray.get_runtime_context().get_node_id()
+    return (
+        ray.remote(TableServer)
+        .options(
+            name=f"lookup {section.table_fingerprint[:16]} on {node_id}",
+            namespace=NAMESPACE,
+            get_if_exists=True,
+            num_cpus=0,
+            max_concurrency=8,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        )
+        .remote(section)
+    )
+
+
+def _join_cluster() -> None:
+    """vLLM's engine core is a process of its own; vLLM hands it the address of its actor's cluster.
+
+    Raises:
+        ValueError: there is no cluster to join.
+    """
+    if ray.is_initialized():
+        return
+    if "RAY_ADDRESS" not in os.environ:
+        raise ValueError(
+            "placement='actor' needs a Ray cluster: set RAY_ADDRESS or use placement='local'"
+        )
+    ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)

@@ -1,0 +1,52 @@
+"""Laws of the lookup: where rows come from is invisible in them."""
+
+
+import numpy as np
+import pytest
+import ray
+import torch
+
+from ray_jobs.lookup import ActorLookup, LocalLookup, node_actor, open_lookup
+from scone_core.served_folder import SconeSection
+from tests.served_models import publish_fgrams, publish_table, random_fgrams
+
+
+@pytest.fixture(scope="module")
+def section(tmp_path_factory: pytest.TempPathFactory) -> SconeSection:
+    folder = tmp_path_factory.mktemp("lookup")
+    grams = random_fgrams(per_length=1000)
+    fgrams = publish_fgrams(str(folder / "fgrams"), grams)
+    publish_table(str(folder / "table"), torch.randn(len(grams), 2048), fgrams)
+    return SconeSection.of(
+        str(folder / "fgrams"), str(folder / "table"), checkpoint_fingerprint="random"
+    )
+
+
+@pytest.mark.parametrize("num_ids", [1, 7, 4096])
+def test_both_placements_give_bit_equal_rows(section: SconeSection, num_ids: int) -> None:
+    ids_M = np.random.default_rng(num_ids).integers(0, 3000, num_ids)
+    local, actor = open_lookup(section, "local"), open_lookup(section, "actor")
+    assert isinstance(local, LocalLookup)
+    assert isinstance(actor, ActorLookup)
+    rows_MD, asked_MD = local.rows(ids_M), actor.rows(ids_M)
+    assert rows_MD.dtype == asked_MD.dtype == torch.bfloat16
+    assert torch.equal(rows_MD.view(torch.int16), asked_MD.view(torch.int16))
+
+
+def test_all_engines_of_a_node_ask_one_actor(section: SconeSection) -> None:
+    ActorLookup(section), ActorLookup(section)
+    first, second = node_actor(section), node_actor(section)
+    assert first._actor_id == second._actor_id
+
+
+def test_a_lookup_outlives_the_actor_it_asks(section: SconeSection) -> None:
+    lookup = ActorLookup(section)
+    before = lookup.rows(np.arange(10))
+    ray.kill(node_actor(section))
+    assert torch.equal(lookup.rows(np.arange(10)).view(torch.int16), before.view(torch.int16))
+
+
+def test_an_id_without_a_row_is_refused_by_both(section: SconeSection) -> None:
+    for placement in ("local", "actor"):
+        with pytest.raises(ValueError, match="f-gram id 4000000 has no row"):
+            open_lookup(section, placement).rows(np.array([4_000_000]))
