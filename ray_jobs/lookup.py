@@ -97,7 +97,7 @@ def node_actor(section: SconeSection) -> Any:
 
 
 def _join_cluster() -> None:
-    """vLLM's engine core is a process of its own; vLLM hands it the address of its actor's cluster.
+    """vLLM's engine is a process of its own; the plugin hands it the address of the cluster.
 
     Raises:
         ValueError: there is no cluster to join.

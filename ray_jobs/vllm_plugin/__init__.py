@@ -1,5 +1,8 @@
 """SCONE models for vLLM, found through the entry point group `vllm.general_plugins`."""
 
+import os
+import sys
+
 BASES = ("LlamaForCausalLM",)
 """Architectures of vLLM that `model.py` extends."""
 
@@ -10,3 +13,11 @@ def register() -> None:
 
     for base in BASES:
         ModelRegistry.register_model(f"Scone{base}", f"ray_jobs.vllm_plugin.model:Scone{base}")
+    _tell_children_the_cluster()
+
+
+def _tell_children_the_cluster() -> None:
+    """The engine runs in child processes, which learn of the cluster from their environment."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        os.environ.setdefault("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
