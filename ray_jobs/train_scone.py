@@ -12,7 +12,7 @@ import mlflow
 import ray
 from ray.train import UserCallback
 from ray.train.torch import TorchConfig, TorchTrainer
-from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
+from ray.train.v2.api.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.util.queue import Queue
 
 from ray_jobs.resume import find_resume_point
@@ -24,6 +24,9 @@ from scone_core import artifacts
 from scone_core.artifacts import CheckpointManifest, FgramsManifest, TokensManifest
 from scone_core.batches import split_step
 from scone_core.decoders import fingerprint_folder
+
+QUIET = {"PYTHONWARNINGS": "ignore::FutureWarning", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+"""Environment of the workers: what their libraries print would bury the progress line."""
 
 
 def run(config: TrainConfig) -> CheckpointManifest:
@@ -90,6 +93,7 @@ def _train(config: TrainConfig, fingerprint: str) -> None:
                 name="train",
                 storage_path=scratch,  # unused: resume states are ours
                 failure_config=FailureConfig(max_failures=config.max_failures),
+                logging_config=LoggingConfig(log_level="WARNING"),
                 callbacks=[SendReports(reports)],
                 worker_runtime_env={"env_vars": _worker_environment(config)},
             ),
@@ -107,9 +111,8 @@ def _require_cpus(config: TrainConfig) -> None:
 
 
 def _worker_environment(config: TrainConfig) -> dict[str, str]:
-    if config.network_interface is None:
-        return {}
-    return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), config.network_interface)
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if config.network_interface else ()
+    return QUIET | dict.fromkeys(names, config.network_interface or "")
 
 
 class SendReports(UserCallback):

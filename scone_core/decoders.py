@@ -30,10 +30,12 @@ class DecoderConfig(Frozen):
     hidden_size: PositiveInt = 128
     num_hidden_layers: PositiveInt = 4
     num_attention_heads: PositiveInt = 4
+    intermediate_size: PositiveInt | None = None
+    """Width of the MLP; by default 8/3 of hidden_size, in eights."""
     tie_word_embeddings: bool = True
     """Token embedding and prediction head share their weights."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Any further field of that config, such as intermediate_size or num_key_value_heads."""
+    """Any further field of that config, such as num_key_value_heads or rope_theta."""
 
 
 def hugging_face_config(
@@ -45,6 +47,7 @@ def hugging_face_config(
         ValueError: transformers does not know `decoder.model_type`.
     """
     fields = decoder.model_dump()
+    fields["intermediate_size"] = decoder.intermediate_size or -(-decoder.hidden_size // 3) * 8
     return AutoConfig.for_model(
         fields.pop("model_type"),
         vocab_size=vocab_size,

@@ -1,30 +1,27 @@
 """The laws of training: one run, resumed or not, gives one model; ranks never wait for ever."""
 
-import json
-import os
-import signal
-import time
 from pathlib import Path
 
 import mlflow
-import numpy as np
 import pytest
+from mlflow.entities import Run
 
-from ray_jobs import train_scone
+from ray_jobs import evaluate_model, train_scone
+from ray_jobs.evaluate_model import EvaluateConfig
 from ray_jobs.runtime import Tracking
 from ray_jobs.train_config import OptimizerConfig, TrainConfig
 from scone_core.artifacts import ArtifactError
 from scone_core.decoders import DecoderConfig
 from scone_core.model import FgramModelConfig, SconeLM
 from tests.corpora import write_fgrams, write_tokens, zipf_documents
+from tests.stages import kill_when, run_script
 
 VOCAB_SIZE = 96
-
 TINY = DecoderConfig(
     hidden_size=32,
     num_hidden_layers=2,
     num_attention_heads=2,
-    options={"intermediate_size": 48},
+    intermediate_size=48,
 )
 
 
@@ -55,7 +52,7 @@ def config_for(inputs: Path, out: Path, **changes: object) -> TrainConfig:
         steps=8,
         optimizer=OptimizerConfig(warmup_steps=2),
         micro_batch=2,
-        eval_every=4,
+        eval_every=5,
         checkpoint_every=3,
         report_every=1,
         tracking=Tracking(uri=f"sqlite:///{out.parent}/mlflow.db"),
@@ -77,19 +74,124 @@ def losses(config: TrainConfig) -> dict[int, float]:
     return {point.step: point.value for point in client.get_metric_history(run.info.run_id, "loss")}
 
 
-def logged_runs(config: TrainConfig) -> list:
+def logged_runs(config: TrainConfig) -> list[Run]:
     client = mlflow.MlflowClient(config.tracking.uri)
     experiment = client.get_experiment_by_name(config.tracking.experiment)
     return client.search_runs([experiment.experiment_id])
 
 
-@pytest.mark.parametrize("fgrams", ["fgrams", None])
-def test_training_lowers_the_loss_and_publishes_a_model(fgrams, inputs, tmp_path):
-    changes = {"fgrams": fgrams and str(inputs / fgrams), "steps": 24}
-    config = config_for(inputs, tmp_path / "model", **changes)
+@pytest.fixture(scope="module")
+def trained(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+    """A finished, uninterrupted training with f-grams."""
+    config = config_for(inputs, tmp_path_factory.mktemp("trained") / "model")
+    train_scone.run(config)
+    return config
+
+
+def test_training_lowers_the_loss_and_publishes_a_model(trained: TrainConfig) -> None:
+    logged = losses(trained)
+    assert list(logged) == list(range(1, 9))
+    assert logged[8] < logged[1] - 0.2
+    assert SconeLM.load(trained.out).fgram_model is not None
+
+
+def test_evaluation_gives_the_perplexity_that_training_saw(
+    trained: TrainConfig, tmp_path: Path
+) -> None:
+    seen = logged_runs(trained)[0].data.metrics["validation_perplexity"]
+    config = EvaluateConfig(
+        out=str(tmp_path / "evaluation"),
+        checkpoint=trained.out,
+        tokens=trained.validation_tokens,
+        fgrams=trained.fgrams,
+        tracking=Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db"),
+    )
+    assert evaluate_model.run(config).perplexity == pytest.approx(seen, rel=1e-5)
+
+
+def test_losses_do_not_depend_on_the_number_of_workers(
+    trained: TrainConfig, inputs: Path, tmp_path: Path
+) -> None:
+    alone = config_for(inputs, tmp_path / "model", num_workers=1, micro_batch=8)
+    train_scone.run(alone)
+    assert losses(alone) == pytest.approx(losses(trained), rel=1e-4)
+
+
+def test_the_plain_baseline_is_the_same_command_without_fgrams(
+    inputs: Path, tmp_path: Path
+) -> None:
+    config = config_for(inputs, tmp_path / "model", fgrams=None, steps=2)
     manifest = train_scone.run(config)
-    assert manifest.step == 24
-    logged = losses(config)
-    assert logged[24] < logged[1] - 0.3
-    model = SconeLM.load(config.out)
-    assert (model.fgram_model is None) == (fgrams is None)
+    assert manifest.fgrams_fingerprint is None
+    assert SconeLM.load(config.out).fgram_model is None
+
+
+def test_a_rank_without_hits_does_not_hang(inputs: Path, tmp_path: Path) -> None:
+    """The only f-gram occurs at one place of the corpus, so that most steps have no hit on any
+    rank and some have one on a single rank.
+    """
+    documents = zipf_documents(num_documents=20, mean_length=60, vocab_size=90, seed=1)
+    documents.insert(10, [93, 94, 93, 94])
+    write_tokens(str(tmp_path / "tokens"), documents, vocab_size=VOCAB_SIZE)
+    write_fgrams(str(tmp_path / "fgrams"), [[93, 94]] * 2, num_fgrams=1, vocab_size=VOCAB_SIZE)
+    config = config_for(
+        inputs,
+        tmp_path / "model",
+        train_tokens=str(tmp_path / "tokens"),
+        fgrams=str(tmp_path / "fgrams"),
+        steps=10,
+    )
+    train_scone.run(config)
+    (run,) = logged_runs(config)
+    history = mlflow.MlflowClient(config.tracking.uri).get_metric_history(
+        run.info.run_id, "hit_rate"
+    )
+    assert {point.value > 0 for point in history} == {True, False}
+
+
+def test_killed_and_resumed_training_gives_the_bytes_of_the_uninterrupted_one(
+    trained: TrainConfig, inputs: Path, tmp_path: Path
+) -> None:
+    config = config_for(inputs, tmp_path / "model")
+    arguments = command_line(config)
+    kill_when((tmp_path / "model/resume/COMPLETE").exists, "train.py", *arguments)
+    assert not (tmp_path / "model/manifest.json").exists()
+    code, output = run_script("train.py", *arguments)
+    assert code == 0, output
+    assert "goes on after step" in output
+    assert weights(Path(config.out)) == weights(Path(trained.out))
+    assert losses(config) == losses(trained)
+    assert len(logged_runs(config)) == 1
+
+
+def command_line(config: TrainConfig) -> list[str]:
+    """The options of `config` as the command line takes them."""
+    options = config.model_dump(mode="json", exclude={"cluster"}, exclude_none=True)
+    flat = {}
+    for name, value in options.items():
+        for inner, part in value.items() if isinstance(value, dict) else [(None, value)]:
+            flat[f"{name}.{inner}" if inner else name] = part
+    return [
+        word
+        for name, value in flat.items()
+        if value not in ({}, True)
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
+
+
+def test_an_output_of_another_configuration_is_refused(trained: TrainConfig) -> None:
+    with pytest.raises(ArtifactError, match=r"sequence_length: 16 there, 8 here"):
+        train_scone.run(trained.replace(sequence_length=8))
+
+
+def test_a_finished_training_is_not_done_again(trained: TrainConfig) -> None:
+    before = losses(trained)
+    train_scone.run(trained)
+    assert losses(trained) == before
+    assert len(logged_runs(trained)) == 1
+
+
+def test_more_workers_than_cpus_are_refused(inputs: Path, tmp_path: Path) -> None:
+    config = config_for(inputs, tmp_path / "model", cpus_per_worker=100)
+    with pytest.raises(ValueError, match="cpus_per_worker=100 needs 200 CPUs"):
+        train_scone.run(config)

@@ -1,0 +1,7 @@
+"""checkpoint/v1 + tokens/v1 (+ fgrams/v1, embeddings/v1) -> evaluation/v1. See `--help`."""
+
+from ray_jobs.evaluate_model import EvaluateConfig, run
+from ray_jobs.runtime import main
+
+if __name__ == "__main__":
+    main(EvaluateConfig, run)
