@@ -1,0 +1,86 @@
+"""The whole story: text becomes f-grams, two trained models, a table, and a served model."""
+
+import json
+import os
+import time
+
+import tyro
+
+from pipelines.recipes import Recipe, quickstart
+from ray_jobs import (
+    count_fgrams,
+    evaluate_model,
+    export_model,
+    measure_decode,
+    precompute_embeddings,
+    tokenize_corpus,
+    train_scone,
+)
+from ray_jobs.tracking import tracking_uri
+
+
+def run(recipe: Recipe) -> dict[str, float]:
+    """Run every stage of a recipe that is not finished yet; the numbers of the summary."""
+    started = time.monotonic()
+
+    chapter("1 tokenize: training text and held-out text")
+    tokens = tokenize_corpus.run(recipe.train_tokens)
+    tokenize_corpus.run(recipe.validation_tokens)
+
+    chapter("2 count: which n-grams are frequent")
+    fgrams = count_fgrams.run(recipe.fgrams)
+
+    chapter("3 train: the plain baseline, then the same model with f-grams")
+    train_scone.run(recipe.baseline)
+    train_scone.run(recipe.scone)
+
+    chapter("4 precompute: the f-gram model becomes a table")
+    table = precompute_embeddings.run(recipe.table)
+
+    chapter("5 evaluate: baseline, f-gram model on the fly, table")
+    baseline = evaluate_model.run(recipe.evaluate_baseline)
+    fly = evaluate_model.run(recipe.evaluate_fly)
+    from_table = evaluate_model.run(recipe.evaluate_table)
+
+    chapter("6 serve: both models behind OpenAI's API")
+    export_model.run(recipe.export_baseline)
+    export_model.run(recipe.export_scone)
+    decode = measure_decode.run(recipe.decode)
+    print(f"serve: the model goes on with: {decode.answer!r}")
+
+    return {
+        "documents": tokens.num_documents,
+        "tokens": tokens.num_tokens,
+        "num_fgrams": fgrams.num_fgrams,
+        "hit_rate": from_table.hit_rate,
+        "mean_match_length": from_table.mean_match_length,
+        "perplexity_baseline": baseline.perplexity,
+        "perplexity_scone_fly": fly.perplexity,
+        "perplexity_scone_table": from_table.perplexity,
+        "table_vs_fly_rel": abs(from_table.perplexity / fly.perplexity - 1),
+        "table_bytes": sum(shard.num_bytes for shard in table.shards),
+        "decode_tokens_per_s": decode.decode_tokens_per_s,
+        "decode_tokens_per_s_baseline": decode.decode_tokens_per_s_baseline,
+        "seconds_after_setup": time.monotonic() - started,
+    }
+
+
+def chapter(title: str) -> None:
+    print(f"\n== {title}", flush=True)
+
+
+def main(root: str = "runs/quickstart") -> None:
+    """Run the quickstart recipe below `root` and print what came out of it."""
+    recipe = quickstart(os.path.abspath(root))
+    numbers = run(recipe)
+    print()
+    for name, value in numbers.items():
+        print(
+            f"{name:24} {value:>16,.4f}" if isinstance(value, float) else f"{name:24} {value:>16,}"
+        )
+    print(f"\nevery run, with plots:  mlflow ui --backend-store-uri {tracking_uri(recipe.scone)}")
+    print(json.dumps(numbers), flush=True)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
