@@ -1,88 +1,54 @@
-"""tokens/v1 -> fgrams/v1: count all n-grams of a corpus in one scan, rank them, keep the most
-frequent.
-"""
+"""tokens/v1 -> fgrams/v1: count all n-grams of a corpus, rank them, keep the most frequent."""
 
 import time
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import mlflow
 import polars as pl
-from pydantic import Field
 
 from ray_jobs import fgram_plots
-from ray_jobs.runtime import JobConfig, connect, run_units
+from ray_jobs.count_config import ChunksConfig, CountConfig, fit_to_disk, load_chunks, make_plan
+from ray_jobs.runtime import connect, run_units
 from ray_jobs.tracking import log_manifest, stage_run
-from scone_core import artifacts, storage
-from scone_core.artifacts import FgramsManifest, Shard, TokensManifest
-from scone_core.config import InputPath, Resource, Role
+from scone_core import apriori, artifacts, storage
+from scone_core.artifacts import ChunksManifest, FgramsManifest, Shard, TokensManifest
 from scone_core.counting import (
-    ROW_BYTES,
-    WORKER_BYTES,
-    CountPlan,
+    Ranking,
+    Receipt,
     assemble_shard,
     map_chunk,
-    plan_count,
-    plan_cuts,
+    plan_ranges,
     rank_ranges,
     reduce_range,
+    remove_chunks,
 )
-from scone_core.coverage import coverage_curve, curve_sizes
-from scone_core.fgram_index import INDEX
+from scone_core.counting_plan import ROW_BYTES, WORKER_BYTES, CountPlan
+from scone_core.coverage import coverage_curve, curve_sizes, held_out_curve
+from scone_core.fgram_index import INDEX, FGramIndex
 from scone_core.fgrams import build_index
-from scone_core.ngrams import MAX_N
-from scone_core.trie import MAX_FGRAMS, num_buckets
+from scone_core.ranges import Cut
+from scone_core.trie import num_buckets
 
-
-class CountConfig(JobConfig):
-    """Options of the count stage."""
-
-    tokens: InputPath
-    """Folder or URI of the tokens/v1 artifact to count."""
-    num_fgrams: int = Field(ge=1, le=MAX_FGRAMS)
-    """Size of V_fgram: the most frequent n-grams of all lengths together; fewer where fewer reach
-    `min_count`."""
-    max_n: int = Field(default=MAX_N, ge=2, le=MAX_N)
-    """Longest n-grams, tokens."""
-    min_count: int = Field(default=5, ge=1)
-    """Rarer n-grams are never f-grams."""
-    rows_per_shard: int = Field(default=1 << 22, ge=1)
-    """F-grams per Parquet file."""
-    scratch: Annotated[str | None, Role("output")] = None
-    """Folder or URI for about 11 bytes per token (at min_count 5) that every worker sees; by
-    default inside `out`. Removed at the end."""
-    memory_mb: Resource[int] = Field(default=1024, ge=1)
-    """Memory of one task, MiB; decides the number of chunks and ranges."""
-    num_chunks: Resource[int | None] = Field(default=None, ge=1)
-    """Parts of the corpus that are mapped one by one; by default from `memory_mb`, at least 8."""
-    num_ranges: Resource[int | None] = Field(default=None, ge=1)
-    """Ranges of first tokens that are reduced one by one; by default from `memory_mb`, at least
-    4."""
+__all__ = ["CountConfig", "run"]
 
 
 def run(config: CountConfig) -> FgramsManifest:
     """Count all n-grams of a tokenized corpus and keep the most frequent as f-grams."""
     tokens = artifacts.load_manifest(TokensManifest, config.tokens)
-    inputs = {"tokens": tokens.fingerprint}
+    inputs = config.input_fingerprints(tokens)
     common = artifacts.plan_fields(FgramsManifest, config, inputs)
     scratch = storage.join(
         config.scratch or storage.join(config.out, "_scratch"), common["fingerprint"][:16]
     )
-    plan = plan_count(
-        config.tokens,
-        tokens,
-        scratch=scratch,
-        max_n=config.max_n,
-        min_count=config.min_count,
-        memory_bytes=config.memory_mb << 20,
-        num_chunks=config.num_chunks,
-        num_ranges=config.num_ranges,
-    )
+    plan = make_plan(config, tokens, scratch)
     if done := artifacts.claim(FgramsManifest, config.out, config, inputs):
         print(f"count: {config.out} is up to date")
         _remove_scratch(config, scratch)
         return done
-    _print_plan(plan)
+    if config.keep_chunks:
+        plan = _claim_chunks(config, config.keep_chunks, plan)
+    plan = fit_to_disk(config, plan)
     connect(config.cluster)
     with stage_run(config, stage="count", fingerprint=common["fingerprint"]):
         manifest = _count(config, plan, common)
@@ -92,34 +58,41 @@ def run(config: CountConfig) -> FgramsManifest:
     return manifest
 
 
-def _print_plan(plan: CountPlan) -> None:
-    """Say what the run will need, and stop when the disk cannot hold it."""
-    free = storage.free_bytes(plan.scratch)
-    room = "" if free is None else f" ({free >> 20:,} MiB free)"
-    print(
-        f"count: {plan.manifest.num_tokens:,} tokens in {len(plan.manifest.shards)} shards, "
-        f"n = 2..{plan.max_n}, min_count {plan.min_count}\n"
-        f"count: plan: {plan.num_chunks} chunks, {plan.num_ranges} ranges, at most "
-        f"{plan.peak_bytes >> 20:,} MiB per task, about {plan.scratch_bytes >> 20:,} MiB of "
-        f"scratch in {plan.scratch}{room}"
+def _claim_chunks(config: CountConfig, folder: str, plan: CountPlan) -> CountPlan:
+    """Write the chunks to `folder`, or take those that it holds from an earlier count."""
+    inputs = {"tokens": plan.manifest.fingerprint}
+    if artifacts.claim(ChunksManifest, folder, ChunksConfig(max_n=config.max_n), inputs) is None:
+        return plan
+    print(f"count: chunks of {config.tokens} are taken from {folder}")
+    return plan.with_mapped(load_chunks((folder,), plan.manifest, config.max_n))
+
+
+def _publish_chunks(config: CountConfig, folder: str, plan: CountPlan) -> None:
+    receipts = [artifacts.read_receipt(folder, name) or {} for name in plan.chunk_names(0)]
+    tokens = plan.manifest
+    fields = {"tokens": tokens.fingerprint}
+    common = artifacts.plan_fields(ChunksManifest, ChunksConfig(max_n=config.max_n), fields)
+    manifest = ChunksManifest(
+        **common,
+        shards=tuple(Shard.model_validate(receipt["shard"]) for receipt in receipts),
+        tokenizer_sha256=tokens.tokenizer_sha256,
+        vocab_size=tokens.vocab_size,
+        separator_id=tokens.separator_id,
+        max_n=config.max_n,
     )
-    if free is not None and free < plan.scratch_bytes:
-        raise ValueError(
-            f"scratch={plan.scratch!r}: {free >> 20:,} MiB free, about "
-            f"{plan.scratch_bytes >> 20:,} MiB needed; name a larger disk"
-        )
+    artifacts.publish(folder, manifest)
 
 
 def _count(config: CountConfig, plan: CountPlan, common: dict[str, Any]) -> FgramsManifest:
     started = time.monotonic()
-    receipts = _count_ranges(plan)
-    runs = rank_ranges(plan, receipts, num_fgrams=config.num_fgrams)
-    num_fgrams = int(runs["num"].sum())
-    shards = _write_shards(config, plan, receipts, runs, num_fgrams)
+    artifacts.write_receipt(config.out, "started", {"scratch": plan.scratch})
+    receipts = _count_ranges(config, plan)
+    ranking = rank_ranges(plan, receipts, num_fgrams=config.num_fgrams)
+    shards = _write_shards(config, plan, receipts, ranking)
     index = _write_index(config, plan, shards)
     tokenizer = storage.read_bytes(storage.join(config.tokens, "tokenizer.json"))
     storage.write_bytes(storage.join(config.out, "tokenizer.json"), tokenizer)
-    per_n = dict(runs.group_by("n").agg(pl.col("num").sum()).iter_rows())
+    per_n = dict(ranking.runs.group_by("n").agg(pl.col("num").sum()).iter_rows())
     manifest = FgramsManifest(
         **common,
         shards=tuple(shards),
@@ -129,47 +102,84 @@ def _count(config: CountConfig, plan: CountPlan, common: dict[str, Any]) -> Fgra
         separator_id=plan.manifest.separator_id,
         max_n=config.max_n,
         min_count=config.min_count,
-        num_fgrams=num_fgrams,
+        num_fgrams=ranking.num_fgrams,
         num_fgrams_per_n={n: per_n.get(n, 0) for n in range(2, config.max_n + 1)},
-        num_tokens=plan.manifest.num_tokens,
+        num_included=ranking.num_included,
+        num_tokens=plan.num_tokens,
     )
-    _log(manifest, runs, seconds=time.monotonic() - started)
+    _log(config, manifest, ranking.runs, seconds=time.monotonic() - started)
     return manifest
 
 
-def _count_ranges(plan: CountPlan) -> list[dict[str, Any]]:
-    """Map all chunks, reduce all ranges; the receipts of the ranges. Chunks are not opened once
-    every range is finished.
-    """
+def _count_ranges(config: CountConfig, plan: CountPlan) -> list[Receipt]:
+    """The receipts of all ranges of all rounds."""
+    if plan.engine == "a_priori":
+        return _scan_apriori(plan)
+    receipts = []
+    for number in range(plan.num_rounds):
+        receipts += _do_round(plan, number)
+        if config.keep_chunks and not plan.is_mapped:
+            _publish_chunks(config, config.keep_chunks, plan)
+        elif plan.num_rounds > 1:
+            remove_chunks(plan, number)
+    return receipts
+
+
+def _do_round(plan: CountPlan, number: int) -> list[Receipt]:
+    """Map all chunks, reduce all ranges. No chunk is opened once every range is finished."""
+    do_units = partial(run_units, memory_bytes=plan.peak_bytes)
+    cuts_name = plan.cuts_name(number)
+    if artifacts.read_receipt(plan.scratch, cuts_name) is None:
+        names = plan.chunk_names(number)
+        map_one = partial(map_chunk, plan, number)
+        do_units("count: map chunks", names, map_one, folder=plan.chunk_folder)
+        planned = [cut.model_dump() for cut in plan_ranges(plan, number)]
+        artifacts.write_receipt(plan.scratch, cuts_name, {"cuts": planned})
+    found = artifacts.read_receipt(plan.scratch, cuts_name) or {}
+    cuts = [Cut.model_validate(cut) for cut in found["cuts"]]
+    names = plan.range_names(number, len(cuts) - 1)
+
+    def reduce_one(i: int) -> Receipt:
+        return reduce_range(plan, number, cuts[i], cuts[i + 1], names[i])
+
+    return do_units("count: reduce ranges", names, reduce_one, folder=plan.scratch)
+
+
+def _scan_apriori(plan: CountPlan) -> list[Receipt]:
+    """max_n - 1 scans: count the candidates of length n in every chunk, then merge every range."""
     do_units = partial(run_units, folder=plan.scratch, memory_bytes=plan.peak_bytes)
-    cuts: list[int] = []
-    if any(artifacts.read_receipt(plan.scratch, name) is None for name in plan.ranges):
-        do_units("count: map chunks", plan.chunks, partial(map_chunk, plan))
-        cuts = plan_cuts(plan)
-    return do_units("count: reduce ranges", plan.ranges, partial(reduce_range, plan, cuts))
+    scans: list[list[Receipt]] = []
+    merged: list[list[Receipt]] = []
+    cuts = apriori.plan_tokens(plan)
+    ranges = plan.range_names(0, len(cuts) - 1)
+    for n in range(2, plan.max_n + 1):
+        names = [f"scan-{n}-{name}" for name in plan.chunk_names(0)]
+        scan = partial(apriori.scan_chunk, plan, n, scans, merged)
+        scans = [*scans, do_units(f"count: scan n = {n}", names, scan)]
+        names = [f"merge-{n}-{name}" for name in ranges]
+        merge = partial(apriori.merge_range, plan, n, cuts, scans, merged)
+        merged = [*merged, do_units(f"count: merge n = {n}", names, merge)]
+    rank = partial(apriori.rank_merged, plan, merged, ranges)
+    return do_units("count: rank ranges", ranges, rank)
 
 
 def _write_shards(
-    config: CountConfig,
-    plan: CountPlan,
-    receipts: list[dict[str, Any]],
-    runs: pl.DataFrame,
-    num_fgrams: int,
+    config: CountConfig, plan: CountPlan, receipts: list[Receipt], ranking: Ranking
 ) -> list[Shard]:
-    num_shards = -(-num_fgrams // config.rows_per_shard)
+    num_shards = -(-ranking.num_fgrams // config.rows_per_shard)
     names = [f"shard-{number:05d}" for number in range(num_shards)]
 
     def assemble(number: int) -> dict[str, Any]:
         return assemble_shard(
             plan,
             receipts,
-            runs,
+            ranking,
             out=config.out,
             rows_per_shard=config.rows_per_shard,
             number=number,
         ).model_dump()
 
-    memory_bytes = WORKER_BYTES + min(config.rows_per_shard, num_fgrams) * ROW_BYTES
+    memory_bytes = WORKER_BYTES + min(config.rows_per_shard, ranking.num_fgrams) * ROW_BYTES
     done = run_units(
         "count: write shards", names, assemble, folder=config.out, memory_bytes=memory_bytes
     )
@@ -193,10 +203,14 @@ def _write_index(config: CountConfig, plan: CountPlan, shards: list[Shard]) -> S
     return Shard.model_validate(receipt)
 
 
-def _log(manifest: FgramsManifest, runs: pl.DataFrame, *, seconds: float) -> None:
+def _log(
+    config: CountConfig, manifest: FgramsManifest, runs: pl.DataFrame, *, seconds: float
+) -> None:
     """Metrics and plots to MLflow, one line to the terminal."""
     sizes = curve_sizes(manifest.num_fgrams)
     coverage = coverage_curve(runs, num_tokens=manifest.num_tokens, sizes=sizes)
+    if config.held_out:
+        _log_held_out(config, config.held_out, manifest)
     _, hit_rate, mean_match_len = coverage.row(-1)
     print(
         f"count: {manifest.num_fgrams:,} f-grams; on the counted corpus hit rate "
@@ -217,6 +231,16 @@ def _log(manifest: FgramsManifest, runs: pl.DataFrame, *, seconds: float) -> Non
     mlflow.log_figure(fgram_plots.rank_frequency(runs), "rank_frequency.png")
     mlflow.log_figure(fgram_plots.coverage(coverage), "coverage.png")
     mlflow.log_figure(fgram_plots.fgrams_per_n(manifest.num_fgrams_per_n), "fgrams_per_n.png")
+
+
+def _log_held_out(config: CountConfig, held_out: str, manifest: FgramsManifest) -> None:
+    index = FGramIndex.map(config.out, manifest)
+    curve = held_out_curve(index, held_out, tokenizer_sha256=manifest.tokenizer_sha256)
+    _, hit_rate, mean_match_len = curve.row(-1)
+    print(f"count: held out: hit rate {hit_rate:.3f}, mean match length {mean_match_len:.2f}")
+    mlflow.log_metrics({"held_out_hit_rate": hit_rate, "held_out_mean_match_len": mean_match_len})
+    mlflow.log_text(curve.write_csv(), "coverage_held_out.csv")
+    mlflow.log_figure(fgram_plots.coverage(curve), "coverage_held_out.png")
 
 
 def _remove_scratch(config: CountConfig, scratch: str) -> None:

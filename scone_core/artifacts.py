@@ -64,6 +64,17 @@ class TokensManifest(Manifest):
     """Records left out, by reason."""
 
 
+class ChunksManifest(Manifest):
+    """chunks/v1: the grouped suffix records of a corpus, for later counts of a grown one."""
+
+    CONTRACT: ClassVar[str] = "chunks/v1"
+    contract: Literal["chunks/v1"] = "chunks/v1"
+    tokenizer_sha256: str
+    vocab_size: int
+    separator_id: int
+    max_n: int
+
+
 class FgramsManifest(Manifest):
     """fgrams/v1: ranked Parquet shards and the trie index `index/trie.npy`."""
 
@@ -76,6 +87,8 @@ class FgramsManifest(Manifest):
     min_count: int
     num_fgrams: int
     num_fgrams_per_n: dict[int, int]
+    num_included: int = 0
+    """F-grams that are there on request: the last ones, whose counts may be below `min_count`."""
     num_tokens: int
     """Tokens of the corpus that was counted."""
     index: Shard
@@ -108,6 +121,25 @@ class EmbeddingsManifest(Manifest):
     width: int
     dtype: Literal["bfloat16", "float16", "float32"]
     bytes_per_row: int
+
+
+class EvaluationManifest(Manifest):
+    """evaluation/v1: held-out metrics of a checkpoint; no shards."""
+
+    CONTRACT: ClassVar[str] = "evaluation/v1"
+    contract: Literal["evaluation/v1"] = "evaluation/v1"
+    vectors: Literal["none", "on the fly", "table"]
+    """Where the f-grams' vectors came from; none for a plain baseline."""
+    num_tokens: int
+    """Scored tokens: all of the documents, no separator."""
+    perplexity: float
+    """Per token."""
+    bits_per_byte: float
+    """Of the UTF-8 text behind the tokens."""
+    hit_rate: float
+    """Part of the tokens at which an f-gram ends."""
+    mean_match_length: float
+    """Tokens of the longest f-gram that ends at a token, 1 where none does."""
 
 
 AnyManifest = TypeVar("AnyManifest", bound=Manifest)

@@ -1,201 +1,190 @@
 """tokens/v1 -> fgrams/v1, cut into units of work that run anywhere and in any order.
 
 map_chunk:      a part of the token shards -> a chunk file of grouped suffix records
-reduce_range:   some groups of all chunk files -> their frequent n-grams in rank order, class sizes
+plan_ranges:    chunk files -> cuts: where ranges begin and end
+reduce_range:   what lies between two cuts -> its frequent n-grams in rank order, class sizes
 rank_ranges:    class sizes of all ranges -> runs: where each f-gram id is found
 assemble_shard: runs -> one Parquet shard of f-grams
 
-Chunks and ranges only bound memory: what is published does not depend on them. A finished unit is
-known by the receipt that the caller writes. Chunk and range files lie in a scratch folder that all
-workers see; their names hold the plan's numbers, so those of another plan are never mixed in.
+What is published does not depend on chunks, ranges and rounds. A finished unit is known by the
+receipt that the caller writes. Chunk and range files lie in a scratch folder that all workers see.
 """
 
-import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from scone_core import storage
-from scone_core.artifacts import (
-    ArtifactError,
-    Shard,
-    TokensManifest,
-    map_documents,
-    map_shard,
-    verify_shards,
-    write_shard,
-)
-from scone_core.config import Frozen
+from scone_core.artifacts import ArtifactError, Shard, map_shard, write_shard
+from scone_core.chunks import BLOCK, Chunk, write_chunk
+from scone_core.counting_plan import CountPlan, chunk_pieces
 from scone_core.fgrams import ngram_batch, ngrams_of, write_fgrams
-from scone_core.ngrams import (
-    RECORD_BYTES,
-    NGrams,
-    Piece,
-    check_limits,
-    count_groups,
-    gather_groups,
-    group_records,
-    plan_ranges,
-    read_starts,
-    write_chunk,
-)
+from scone_core.ngrams import NGrams, count_groups, group_records, sort_groups
+from scone_core.ranges import Cut, Ngram, count_exactly, gather_range, plan_cuts, without
 from scone_core.ranking import class_sizes, gather_ids, rank_range, rank_runs
 
-MIN_CHUNKS, MIN_RANGES = 8, 4
-"""Small corpora take the same path as large ones."""
-WORKER_BYTES = 350 << 20
-"""Resident memory of a worker before its first unit: interpreter, Ray, Arrow, compiled kernels."""
-ROW_BYTES = 75
-"""Peak bytes per n-gram of a range: 29 as counted, 29 in rank order, the order itself."""
+Receipt = dict[str, Any]
 
 
-class CountPlan(Frozen):
-    """How a count is cut into units."""
-
-    tokens: str
-    manifest: TokensManifest
-    scratch: str
-    max_n: int
-    min_count: int
-    num_chunks: int
-    num_ranges: int
-
-    @property
-    def chunks(self) -> list[str]:
-        """Names of the chunks."""
-        return [f"chunk-{i:05d}-of-{self.num_chunks:05d}" for i in range(self.num_chunks)]
-
-    @property
-    def ranges(self) -> list[str]:
-        """Names of the ranges."""
-        return [f"range-{i:05d}-of-{self.num_ranges:05d}" for i in range(self.num_ranges)]
-
-    @property
-    def chunk_paths(self) -> list[str]:
-        return [storage.join(self.scratch, f"{name}.records") for name in self.chunks]
-
-    @property
-    def scratch_bytes(self) -> int:
-        """About how much scratch space is needed. Records are exact; n-grams that reach `min_count`
-        are guessed from English text, where about 0.6 / min_count^2 per token and order do.
-        """
-        num_tokens, num_orders = self.manifest.num_tokens, self.max_n - 1
-        records = num_tokens * RECORD_BYTES + self.num_chunks * self.manifest.vocab_size * 8
-        return records + int(num_tokens * num_orders * 0.6 / self.min_count**2) * 29
-
-    @property
-    def peak_bytes(self) -> int:
-        """Resident memory that no unit is expected to exceed."""
-        per_chunk = _map_bytes(self.manifest) / self.num_chunks
-        per_range = _reduce_bytes(self.manifest, self.max_n, self.min_count) / self.num_ranges
-        return WORKER_BYTES + math.ceil(max(per_chunk, per_range))
-
-
-def plan_count(
-    tokens: str,
-    manifest: TokensManifest,
-    *,
-    scratch: str,
-    max_n: int,
-    min_count: int,
-    memory_bytes: int,
-    num_chunks: int | None = None,
-    num_ranges: int | None = None,
-) -> CountPlan:
-    """As many chunks and ranges as keep every unit below `memory_bytes`, where not given.
-
-    Raises:
-        ValueError: the n-grams do not fit the records, or the memory is too small for any unit.
-    """
-    check_limits(max_n=max_n, vocab_size=manifest.vocab_size)
-    available = memory_bytes - WORKER_BYTES
-    if available < 64 << 20:
-        raise ValueError(
-            f"memory_mb={memory_bytes >> 20}: at least {(WORKER_BYTES >> 20) + 64} are needed"
-        )
-    for_map = math.ceil(_map_bytes(manifest) / available)
-    for_reduce = math.ceil(_reduce_bytes(manifest, max_n, min_count) / available)
-    return CountPlan(
-        tokens=tokens,
-        manifest=manifest,
-        scratch=scratch,
-        max_n=max_n,
-        min_count=min_count,
-        num_chunks=num_chunks or max(MIN_CHUNKS, for_map),
-        num_ranges=num_ranges or max(MIN_RANGES, for_reduce),
-    )
-
-
-def map_chunk(plan: CountPlan, chunk: int) -> dict[str, Any]:
-    """Write the grouped suffix records of one chunk to scratch.
+def map_chunk(plan: CountPlan, number: int, chunk: int) -> Receipt:
+    """Write the grouped suffix records of one chunk that belong to round `number` to scratch.
 
     Raises:
         ArtifactError: a token shard is missing or damaged.
     """
+    first, last = plan.round_tokens[number : number + 2]
     groups = group_records(
-        list(_pieces(plan, chunk)), max_n=plan.max_n, vocab_size=plan.manifest.vocab_size
+        list(chunk_pieces(plan, chunk)), plan.layout, first_token=first, last_token=last
     )
-    return {"num_bytes": write_chunk(plan.chunk_paths[chunk], groups)}
+    compressed = plan.scratch_form == "compressed"
+    num_ranges = max(1, plan.num_tokens // plan.range_records)
+    sorted_from = 1 if compressed else max(1, len(groups.records.low_R) // num_ranges)
+    sort_groups(groups, min_size=sorted_from)
+    path = plan.chunk_paths(number)[chunk]
+    block = BLOCK if compressed else 0
+    num_bytes = write_chunk(path, groups, sorted_from=max(sorted_from, 2), block=block)
+    shard = Shard(
+        name=path.rsplit("/", 1)[1],
+        num_rows=len(groups.records.low_R),
+        num_bytes=num_bytes,
+        sha256="" if plan.chunk_folder == plan.scratch else storage.sha256_of(path),
+    )
+    return {"shard": shard.model_dump()}
 
 
-def plan_cuts(plan: CountPlan) -> list[int]:
-    """First tokens at which ranges begin, and the end: [num_ranges + 1].
+def plan_ranges(plan: CountPlan, number: int) -> list[Cut]:
+    """Where the ranges of round `number` begin, and the end of the last.
 
     Raises:
-        ArtifactError: the corpus holds the separator, or nothing.
+        ArtifactError: the corpus holds the separator.
     """
-    vocab_size, separator = plan.manifest.vocab_size, plan.manifest.separator_id
-    sizes_G = np.zeros(vocab_size, np.int64)
-    for path in plan.chunk_paths:
-        sizes_G += np.diff(read_starts(path, 0, vocab_size))
-    if separator < vocab_size and sizes_G[separator]:
+    first, last = plan.round_tokens[number : number + 2]
+    chunks = [Chunk(path) for path in plan.chunk_paths(number)]
+    sizes_G = np.zeros(last - first, np.int64)
+    for chunk in chunks:
+        sizes_G += np.diff(chunk.starts(first, last))
+    separator = plan.manifest.separator_id
+    if first <= separator < last and sizes_G[separator - first]:
         raise ArtifactError(f"{plan.tokens}: {separator=} inside a document; tokenize again")
-    return plan_ranges(sizes_G, plan.num_ranges).tolist()
+    return plan_cuts(chunks, plan.layout, sizes_G, first_token=first, budget=plan.range_records)
 
 
-def reduce_range(plan: CountPlan, cuts: Sequence[int], number: int) -> dict[str, Any]:
-    """Count the n-grams of one range and write those at `min_count` or above to scratch, with the
-    sizes of their classes.
+def reduce_range(plan: CountPlan, number: int, lower: Cut, upper: Cut, name: str) -> Receipt:
+    """Count the n-grams between two cuts and write those at `min_count` or above to scratch as
+    `name`, with the sizes of their classes. To the receipt go the counts of n-grams that lie across
+    a cut and of those to include.
     """
-    first, last = cuts[number], cuts[number + 1]
-    groups = gather_groups(plan.chunk_paths, first, last, num_groups=plan.manifest.vocab_size)
-    found = count_groups(groups, first_token=first, max_n=plan.max_n, min_count=plan.min_count)
-    ranked = rank_range(found)
+    layout, chunks = plan.layout, [Chunk(path) for path in plan.chunk_paths(number)]
+    groups, num_equal = gather_range(chunks, layout, lower, upper)
+    sort_groups(groups, min_size=plan.min_count)
+    found = count_groups(groups, layout, min_count=plan.min_count)
+    across = lower.open_ngrams(layout) | upper.open_ngrams(layout)
+    counts = count_exactly(groups, layout, across | set(plan.include), lower, num_equal)
+    return {
+        **write_range(plan, name, without(found, across)),
+        "across": [[ngram, counts[ngram]] for ngram in sorted(across)],
+        "included": [[ngram, counts[ngram]] for ngram in plan.include if ngram in counts],
+    }
+
+
+def write_range(plan: CountPlan, name: str, found: NGrams) -> Receipt:
+    """Write the n-grams of one range in rank order, and the sizes of their classes."""
+    ranked = rank_range(exclude(found, plan.exclude_tokens))
     sizes = class_sizes(ranked)
     classes = pa.RecordBatch.from_arrays([c.to_arrow() for c in sizes], sizes.columns)
-    name = plan.ranges[number]
     return {
         "rows": write_shard(plan.scratch, f"{name}.arrow", ngram_batch(ranked)).model_dump(),
         "classes": write_shard(plan.scratch, f"{name}.classes.arrow", classes).model_dump(),
     }
 
 
-def rank_ranges(
-    plan: CountPlan, receipts: Sequence[dict[str, Any]], *, num_fgrams: int
-) -> pl.DataFrame:
-    """The runs (see `ranking.rank_runs`) of the `num_fgrams` most frequent n-grams.
+def exclude(found: NGrams, tokens: Sequence[int]) -> NGrams:
+    """`found` less all n-grams that hold one of `tokens`."""
+    if not tokens:
+        return found
+    inside_MK = np.arange(found.tokens_MK.shape[1]) < found.n_M[:, None]
+    keep_M = ~(np.isin(found.tokens_MK, tokens) & inside_MK).any(axis=1)
+    return NGrams(*(column[keep_M] for column in found))
+
+
+class Ranking(NamedTuple):
+    """Where each f-gram id is found."""
+
+    runs: pl.DataFrame
+    """As from `ranking.rank_runs`: range 2 r is that of receipt r, all others are in `apart`."""
+    apart: dict[int, NGrams]
+    """Range 2 r + 1: the n-grams across the cut behind range r; the last range: those included on
+    top."""
+
+    @property
+    def num_fgrams(self) -> int:
+        return int(self.runs["num"].sum())
+
+    @property
+    def num_included(self) -> int:
+        return len(self.apart[max(self.apart)].n_M)
+
+
+def rank_ranges(plan: CountPlan, receipts: Sequence[Receipt], *, num_fgrams: int) -> Ranking:
+    """Rank the `num_fgrams` most frequent n-grams, and those to include behind them.
 
     Raises:
         ValueError: no n-gram reaches `min_count`.
     """
-    shards = [Shard.model_validate(receipt["classes"]) for receipt in receipts]
-    tables = [pa.Table.from_batches([map_shard(plan.scratch, shard)]) for shard in shards]
-    runs = rank_runs([pl.DataFrame(table) for table in tables], num_fgrams=num_fgrams)
+    apart = {2 * r + 1: rows for r, rows in enumerate(_across(plan, receipts))}
+    classes = []
+    for r, receipt in enumerate(receipts):
+        shard = Shard.model_validate(receipt["classes"])
+        table = pa.Table.from_batches([map_shard(plan.scratch, shard)])
+        classes += [pl.DataFrame(table), class_sizes(apart[2 * r + 1])]
+    runs = rank_runs(classes, num_fgrams=num_fgrams)
     if runs.is_empty():
         raise ValueError(
             f"min_count={plan.min_count}: no n-gram occurs that often in "
-            f"{plan.manifest.num_tokens} tokens; lower it or count more text"
+            f"{plan.num_tokens} tokens; lower it or count more text"
         )
-    return runs
+    ranking = Ranking(runs, {**apart, 2 * len(receipts): ngrams_from({}, plan.max_n)})
+    return _include(plan, receipts, ranking)
+
+
+def _include(plan: CountPlan, receipts: Sequence[Receipt], ranking: Ranking) -> Ranking:
+    """Append the n-grams to include that rank behind the last one. Their prefixes and suffixes are
+    among them or before it, so the set stays closed and in order.
+    """
+    if not plan.include:
+        return ranking
+    counts = dict.fromkeys(plan.include, 0)
+    for receipt in receipts:
+        for tokens, count in receipt["included"]:
+            counts[tuple(tokens)] += count
+    num = ranking.num_fgrams
+    ((last_tokens, last_n, last_count),) = zip(
+        *_read_ids(plan, receipts, ranking, num - 1, num), strict=True
+    )
+    last = (-int(last_count), int(last_n), tuple(last_tokens[:last_n].tolist()))
+    keys = sorted((-counts[ngram], len(ngram), ngram) for ngram in plan.include)
+    rows = ngrams_from({ngram: -c for c, n, ngram in keys if (c, n, ngram) > last}, plan.max_n)
+    added = pl.DataFrame(
+        {
+            "range": max(ranking.apart),
+            "count": rows.counts_M,
+            "n": rows.n_M,
+            "num": np.ones(len(rows.n_M), np.int64),
+            "first_row": np.arange(len(rows.n_M)),
+            "first_id": np.arange(num, num + len(rows.n_M)),
+        }
+    )
+    runs = pl.concat([ranking.runs, added.match_to_schema(ranking.runs.schema)])
+    return Ranking(runs, {**ranking.apart, max(ranking.apart): rows})
 
 
 def assemble_shard(
     plan: CountPlan,
-    receipts: Sequence[dict[str, Any]],
-    runs: pl.DataFrame,
+    receipts: Sequence[Receipt],
+    ranking: Ranking,
     *,
     out: str,
     rows_per_shard: int,
@@ -203,48 +192,53 @@ def assemble_shard(
 ) -> Shard:
     """Publish the f-grams `number * rows_per_shard` and following as a Parquet shard."""
     first_id = number * rows_per_shard
-    last_id = min(first_id + rows_per_shard, int(runs["num"].sum()))
-
-    def read_rows(part: int, first_row: int, last_row: int) -> NGrams:
-        rows = map_shard(plan.scratch, Shard.model_validate(receipts[part]["rows"]))
-        return ngrams_of(rows.slice(first_row, last_row - first_row))
-
-    fgrams = gather_ids(runs, read_rows, max_n=plan.max_n, first_id=first_id, last_id=last_id)
+    last_id = min(first_id + rows_per_shard, ranking.num_fgrams)
+    fgrams = _read_ids(plan, receipts, ranking, first_id, last_id)
     return write_fgrams(out, f"fgrams-{number:05d}.parquet", fgrams, first_id=first_id)
 
 
-def _map_bytes(manifest: TokensManifest) -> int:
-    """Bytes that all chunks together need: a record and the token itself per position."""
-    return manifest.num_tokens * (RECORD_BYTES + 4)
+def remove_chunks(plan: CountPlan, number: int) -> None:
+    """Free the scratch space of a round that is reduced; chunks of earlier counts stay."""
+    for path in plan.chunk_paths(number)[: plan.num_chunks]:
+        storage.remove(path)
 
 
-def _reduce_bytes(manifest: TokensManifest, max_n: int, min_count: int) -> int:
-    """Bytes that all ranges together need at most: two copies of the records while one chunk is
-    read, and as many n-grams as can reach `min_count`.
+def _read_ids(
+    plan: CountPlan, receipts: Sequence[Receipt], ranking: Ranking, first_id: int, last_id: int
+) -> NGrams:
+    """The f-grams with the ids from `first_id` to `last_id`."""
+
+    def read_rows(part: int, first_row: int, last_row: int) -> NGrams:
+        if part in ranking.apart:
+            return NGrams(*(column[first_row:last_row] for column in ranking.apart[part]))
+        rows = map_shard(plan.scratch, Shard.model_validate(receipts[part // 2]["rows"]))
+        return ngrams_of(rows.slice(first_row, last_row - first_row))
+
+    return gather_ids(ranking.runs, read_rows, max_n=plan.max_n, first_id=first_id, last_id=last_id)
+
+
+def _across(plan: CountPlan, receipts: Sequence[Receipt]) -> list[NGrams]:
+    """For every range the frequent n-grams that lie across the cut behind it. They rank behind its
+    own of equal count and length, and before those of the next.
     """
-    return manifest.num_tokens * (2 * RECORD_BYTES + ROW_BYTES * (max_n - 1) // min_count)
+    counts: dict[Ngram, int] = {}
+    place: dict[Ngram, int] = {}
+    for number, receipt in enumerate(receipts):
+        for tokens, count in receipt["across"]:
+            ngram = tuple(tokens)
+            counts[ngram] = counts.get(ngram, 0) + count
+            place.setdefault(ngram, number)
+    found: list[dict[Ngram, int]] = [{} for _ in receipts]
+    for ngram in sorted(counts, key=lambda ngram: (-counts[ngram], len(ngram))):
+        if counts[ngram] >= plan.min_count:
+            found[place[ngram]][ngram] = counts[ngram]
+    return [exclude(ngrams_from(part, plan.max_n), plan.exclude_tokens) for part in found]
 
 
-def _pieces(plan: CountPlan, chunk: int) -> Iterator[Piece]:
-    """The chunk's part of every shard. Chunks cut the bytes of all shards evenly, so no shard has
-    to be opened to plan. The chunk that holds the begin of a shard verifies it.
-    """
-    total = sum(shard.num_bytes for shard in plan.manifest.shards)
-    begin, end = (total * i // plan.num_chunks for i in (chunk, chunk + 1))
-    start = 0
-    for shard in plan.manifest.shards:
-        low, high = max(begin - start, 0), min(end - start, shard.num_bytes)
-        if low < high:
-            if low == 0:
-                verify_shards(plan.tokens, [shard])
-            tokens_L, offsets_D1 = map_documents(plan.tokens, plan.manifest, shard)
-            _check_offsets(f"{plan.tokens}/{shard.name}", tokens_L, offsets_D1)
-            first, last = (len(tokens_L) * byte // shard.num_bytes for byte in (low, high))
-            yield Piece(tokens_L, offsets_D1, first, last)
-        start += shard.num_bytes
-
-
-def _check_offsets(path: str, tokens_L: np.ndarray, offsets_D1: np.ndarray) -> None:
-    inside = offsets_D1[0] == 0 and offsets_D1[-1] == len(tokens_L)
-    if not inside or (offsets_D1[1:] < offsets_D1[:-1]).any():
-        raise ArtifactError(f"{path}: damaged document boundaries; restore it or tokenize again")
+def ngrams_from(counts: dict[Ngram, int], max_n: int) -> NGrams:
+    """Rows of n-grams given as tuples with their counts, in that order."""
+    tokens_MK = np.zeros((len(counts), max_n), np.uint32)
+    for row, ngram in enumerate(counts):
+        tokens_MK[row, : len(ngram)] = ngram
+    n_M = np.array([len(ngram) for ngram in counts], np.uint8)
+    return NGrams(tokens_MK, n_M, np.array(list(counts.values()), np.uint64))

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from scone_core.artifacts import TokensManifest, map_documents
+from scone_core.artifacts import TokensManifest, load_manifest, map_documents, require_equal
 from scone_core.fgram_index import FGramIndex
 
+HELD_OUT_TOKENS = 4_000_000
+"""Enough for three digits of the hit rate."""
 HIT_SCHEMA = {"first_id": pl.UInt64, "num": pl.UInt64, "n": pl.UInt8, "count": pl.UInt64}
 
 
@@ -57,6 +59,29 @@ def coverage_curve(hits: pl.DataFrame, *, num_tokens: int, sizes: Sequence[int])
         bigrams = num_hits.filter(pl.col("n") == 2)["hits"].sum()
         rows.append((size, bigrams / num_tokens, 1 + num_hits["hits"].sum() / num_tokens))
     return pl.DataFrame(rows, ["num_fgrams", "hit_rate", "mean_match_len"], orient="row")
+
+
+def held_out_curve(
+    index: FGramIndex, tokens: str, *, tokenizer_sha256: str, num_tokens: int = HELD_OUT_TOKENS
+) -> pl.DataFrame:
+    """`coverage_curve` on the first `num_tokens` tokens of a tokens/v1 artifact.
+
+    Raises:
+        ArtifactError: the artifact is of another tokenizer, or damaged.
+    """
+    manifest = load_manifest(TokensManifest, tokens)
+    require_equal(
+        f"tokenizer of {tokens}",
+        manifest.tokenizer_sha256,
+        tokenizer_sha256,
+        "use the same tokenizer",
+    )
+    sample_1L = sample_documents(tokens, manifest, num_tokens=num_tokens)
+    return coverage_curve(
+        count_hits(index, sample_1L),
+        num_tokens=int((sample_1L >= 0).sum()),
+        sizes=curve_sizes(index.num_fgrams),
+    )
 
 
 def sample_documents(folder: str, manifest: TokensManifest, *, num_tokens: int) -> np.ndarray:

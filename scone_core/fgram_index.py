@@ -42,7 +42,15 @@ class FGramIndex:
         Raises:
             ArtifactError: no such artifact, or its index is missing, truncated or not its own.
         """
-        manifest = load_manifest(FgramsManifest, folder)
+        return cls.map(folder, load_manifest(FgramsManifest, folder))
+
+    @classmethod
+    def map(cls, folder: str, manifest: FgramsManifest) -> Self:
+        """`open` for whoever has the manifest already.
+
+        Raises:
+            ArtifactError: the index is missing, truncated or not its own.
+        """
         path = storage.join(folder, manifest.index.name)
         if storage.file_size(path) != manifest.index.num_bytes:
             raise ArtifactError(f"{path}: missing or truncated; run the count stage again")

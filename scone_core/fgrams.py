@@ -27,6 +27,12 @@ from scone_core.trie import MAX_FGRAMS, find_rows
 __all__ = ["FGramIndex", "Matches", "NGrams", "read_fgrams", "validate_fgrams", "write_fgrams"]
 
 ROW_GROUP = 1 << 18
+_ENCODINGS = {
+    "fgram_id": "DELTA_BINARY_PACKED",
+    "count": "DELTA_BINARY_PACKED",
+    "tokens.list.element": "BYTE_STREAM_SPLIT",
+}
+"""Half the time and two thirds of the bytes of dictionaries: ids and counts go by small steps."""
 
 
 def fgram_schema(max_n: int) -> pa.Schema:
@@ -44,7 +50,14 @@ def write_fgrams(folder: str, name: str, fgrams: NGrams, *, first_id: int) -> Sh
     table = pa.Table.from_batches([ngram_batch(fgrams)]).add_column(0, "fgram_id", ids)
     num_bytes, sha256 = storage.write_atomic(
         storage.join(folder, name),
-        lambda file: pq.write_table(table, file, row_group_size=ROW_GROUP, compression="zstd"),
+        lambda file: pq.write_table(
+            table,
+            file,
+            row_group_size=ROW_GROUP,
+            compression="zstd",
+            use_dictionary=False,
+            column_encoding=_ENCODINGS,
+        ),
     )
     return Shard(
         name=name, num_rows=num_rows, num_bytes=num_bytes, sha256=sha256, first_id=first_id

@@ -21,10 +21,20 @@ def rank_range(found: NGrams) -> NGrams:
     """The n-grams of one range in rank order; `found` has tokens ascending among those of equal n,
     as `ngrams.count_groups` gives them.
     """
-    columns = pl.DataFrame({"count": found.counts_M, "n": found.n_M})
-    order = pl.arg_sort_by("count", "n", descending=[True, False], maintain_order=True)
-    order_M = columns.select(order).to_series().to_numpy()
-    return NGrams(*(column[order_M] for column in found))
+    order_M = _rank_order(found.counts_M, found.n_M)
+    return NGrams(*(np.take(column, order_M, axis=0) for column in found))
+
+
+def _rank_order(counts_M: np.ndarray, n_M: np.ndarray) -> np.ndarray:
+    """Rows by (count descending, n, row): one sort of packed keys where 64 bits hold all three."""
+    num_rows, most = len(n_M), int(counts_M.max(initial=0))
+    row_bits, n_bits = np.uint64(num_rows.bit_length()), np.uint64(4)
+    if most.bit_length() + int(row_bits + n_bits) > 64:
+        return np.lexsort([n_M, np.invert(counts_M)])
+    keys_M = (np.uint64(most) - counts_M) << n_bits | n_M
+    keys_M = keys_M << row_bits | np.arange(num_rows, dtype=np.uint64)
+    keys_M.sort()
+    return (keys_M & ((np.uint64(1) << row_bits) - np.uint64(1))).astype(np.int64)
 
 
 def class_sizes(ranked: NGrams) -> pl.DataFrame:

@@ -8,9 +8,12 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
+
+T = TypeVar("T")
 
 _CHUNK_BYTES = 1 << 22
 
@@ -69,9 +72,13 @@ def free_bytes(path: str) -> int | None:
     return shutil.disk_usage(folder).free
 
 
-def open_input(path: str) -> pa.NativeFile:
-    """A stream over the raw bytes of `path` (no implicit decompression)."""
+def open_input(path: str, *, offset: int = 0) -> pa.NativeFile:
+    """A stream over the raw bytes of `path` from `offset` on (no implicit decompression)."""
     filesystem, inner = resolve(path)
+    if offset:
+        file = filesystem.open_input_file(inner)
+        file.seek(offset)
+        return file
     return filesystem.open_input_stream(inner, compression=None, buffer_size=_CHUNK_BYTES)
 
 
@@ -87,22 +94,12 @@ def write_atomic(path: str, write: Callable[[Path], None]) -> tuple[int, str]:
     Returns:
         Size in bytes and sha256 (hex) of what was published.
     """
-    filesystem, inner = resolve(path)
-    if not isinstance(filesystem, pafs.LocalFileSystem):
-        return _write_remote(filesystem, inner, write)
-    target = Path(inner)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        receipt = temporary.stat().st_size, sha256_of(str(temporary))
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_folder(target.parent)
-    return receipt
+    return _publish(path, write, lambda file: (file.stat().st_size, sha256_of(str(file))))
+
+
+def write_unhashed(path: str, write: Callable[[Path], None]) -> int:
+    """`write_atomic` for scratch files, which nobody verifies: their size alone."""
+    return _publish(path, write, lambda file: file.stat().st_size)
 
 
 def write_bytes(path: str, data: bytes) -> tuple[int, str]:
@@ -175,9 +172,32 @@ def _cache_folder(version: str) -> Path:
     return cache / key
 
 
+def _publish(path: str, write: Callable[[Path], None], inspect: Callable[[Path], T]) -> T:
+    """What `inspect` says of the temporary file, which is `path` from then on."""
+    filesystem, inner = resolve(path)
+    if not isinstance(filesystem, pafs.LocalFileSystem):
+        return _write_remote(filesystem, inner, write, inspect)
+    target = Path(inner)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        result = inspect(temporary)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(target.parent)
+    return result
+
+
 def _write_remote(
-    filesystem: pafs.FileSystem, inner: str, write: Callable[[Path], None]
-) -> tuple[int, str]:
+    filesystem: pafs.FileSystem,
+    inner: str,
+    write: Callable[[Path], None],
+    inspect: Callable[[Path], T],
+) -> T:
     """Object stores publish an object when its upload ends, so the local file is made first."""
     with tempfile.TemporaryDirectory() as folder:
         temporary = Path(folder) / "upload"
@@ -185,7 +205,7 @@ def _write_remote(
         filesystem.create_dir(os.path.dirname(inner), recursive=True)
         with open(temporary, "rb") as source, filesystem.open_output_stream(inner) as sink:
             shutil.copyfileobj(source, sink, _CHUNK_BYTES)
-        return temporary.stat().st_size, sha256_of(str(temporary))
+        return inspect(temporary)
 
 
 def _download(filesystem: pafs.FileSystem, inner: str, file: Path) -> None:

@@ -68,8 +68,8 @@ def _prefetch_code(typing_context: Any, buckets_N8: types.Array, bucket: types.I
 
 
 # pyrefly: ignore[bad-assignment] (numba types its decorator as a factory)
-_prefetch: Callable[[np.ndarray, np.int64], None] = intrinsic(_prefetch_code)
-"""Asks for the cache line of a bucket before it is needed."""
+prefetch: Callable[[np.ndarray, np.int64], None] = intrinsic(_prefetch_code)
+"""Asks for the cache line of row `bucket` before it is needed."""
 
 
 @nb.njit(inline="always")
@@ -264,7 +264,7 @@ def _probe(
     for j in range(num + AHEAD):
         if j < num:
             probes_L[j] = _bucket(keys_L[j], buckets_N8.shape[0])
-            _prefetch(buckets_N8, probes_L[j])
+            prefetch(buckets_N8, probes_L[j])
         if j >= AHEAD:
             node = _find(buckets_N8, probes_L[j - AHEAD], keys_L[j - AHEAD])
             if node >= 0:

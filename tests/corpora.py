@@ -15,6 +15,7 @@ from scone_core.config import fingerprint
 from scone_core.fgram_index import INDEX
 from scone_core.ngrams import NGrams, Piece, count_ngrams
 from scone_core.ranking import rank_range
+from scone_core.records import Layout
 
 Documents = Sequence[Sequence[int]]
 
@@ -70,9 +71,7 @@ def write_fgrams(
     """A finished fgrams/v1 artifact of `documents`, counted in memory."""
     tokenizer = word_tokenizer(vocab_size)
     storage.write_bytes(storage.join(folder, "tokenizer.json"), tokenizer)
-    found = count_ngrams(
-        [whole(documents)], max_n=max_n, vocab_size=vocab_size, min_count=min_count
-    )
+    found = count_ngrams([whole(documents)], Layout(max_n, vocab_size), min_count=min_count)
     top = NGrams(*(column[:num_fgrams] for column in rank_range(found)))
     shards = [
         fgrams.write_fgrams(

@@ -1,5 +1,7 @@
 """Laws of the count stage: equal bytes however it runs, and bad input changes nothing."""
 
+import re
+from collections import Counter
 from pathlib import Path
 
 import mlflow
@@ -61,13 +63,14 @@ def test_the_artifact_is_self_contained_and_scratch_is_gone(config: CountConfig)
     "changes",
     [
         {"num_chunks": 1, "num_ranges": 1},
-        {"num_chunks": 4, "num_ranges": 2},
-        {"num_chunks": 13, "num_ranges": 9, "memory_mb": 500},
+        {"num_chunks": 2, "num_ranges": 9, "scratch_form": "compressed"},
+        {"num_chunks": 8, "num_ranges": 40, "memory_mb": 500},
+        {"engine": "a_priori"},
         {"scratch": "elsewhere"},
     ],
     ids=str,
 )
-def test_bytes_do_not_depend_on_chunks_ranges_and_scratch(
+def test_bytes_do_not_depend_on_engine_chunks_ranges_and_scratch(
     config: CountConfig, changes: dict[str, object], tmp_path: Path
 ) -> None:
     if "scratch" in changes:
@@ -130,7 +133,7 @@ def test_a_resumed_count_opens_no_input_of_finished_units(
         *(tmp_path / "killed").glob("_scratch/*/*.records"),
         *(tmp_path / "tokens").glob("*.arrow"),
     ]
-    assert len(opened_by_finished) == 16 + 3
+    assert len(opened_by_finished) == 16 + 3, opened_by_finished
     for path in opened_by_finished:
         path.unlink()
     run(killed)
@@ -208,16 +211,119 @@ def test_memory_that_holds_no_task_is_refused(config: CountConfig) -> None:
 def test_a_count_that_the_disk_cannot_hold_is_refused_before_it_starts(config: CountConfig) -> None:
     manifest = artifacts.load_manifest(TokensManifest, config.tokens)
     artifacts.publish(config.tokens, manifest.model_copy(update={"num_tokens": 10**14}))
-    with pytest.raises(ValueError, match=r"MiB free, about [\d,]+ MiB needed; name a larger disk"):
+    with pytest.raises(ValueError, match=r"MiB available, about [\d,]+ MiB needed; name a larger"):
         run(config.replace(num_chunks=8, num_ranges=4))
     assert not list(Path(config.out).rglob("*.records"))
 
 
-def test_a_vocabulary_beyond_the_records_is_refused(config: CountConfig, tmp_path: Path) -> None:
-    write_tokens(str(tmp_path / "wide"), DOCUMENTS, vocab_size=65_536)
-    with pytest.raises(ValueError, match="vocab_size=65536: counting holds token ids up to 65534"):
-        run(config.replace(tokens=str(tmp_path / "wide")))
-    assert not Path(config.out).exists()
+def test_a_short_disk_is_met_with_rounds_and_the_same_bytes(
+    config: CountConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """2 MB of records in scratch space for one."""
+    documents = zipf_documents(num_documents=100, mean_length=2500, vocab_size=200, seed=4)
+    write_tokens(str(tmp_path / "long"), documents, num_shards=2)
+    config = config.replace(tokens=str(tmp_path / "long"), min_count=50)
+    run(config)
+    run(config.replace(out=str(tmp_path / "short"), scratch_mb=1))
+    assert re.search(r"plan: [2-9] rounds of 8 chunks", capsys.readouterr().out)
+    assert snapshot(tmp_path / "short") == snapshot(tmp_path / "fgrams")
+
+
+def test_a_grown_corpus_counts_its_new_documents_alone(config: CountConfig, tmp_path: Path) -> None:
+    """Kept chunks and new tokens give the bytes of the joint count, and old tokens are not read."""
+    run(config)
+    for part, documents in (("old", DOCUMENTS[:40]), ("new", DOCUMENTS[40:])):
+        write_tokens(str(tmp_path / part), documents)
+    old = config.replace(tokens=str(tmp_path / "old"), out=str(tmp_path / "of-old"))
+    run(old.replace(keep_chunks=str(tmp_path / "kept"), num_chunks=3))
+    storage.remove_folder(str(tmp_path / "old"))
+    manifest = run(
+        config.replace(
+            tokens=str(tmp_path / "new"), chunks=[str(tmp_path / "kept")], out=str(tmp_path / "sum")
+        )
+    )
+    joint, updated = snapshot(tmp_path / "fgrams"), snapshot(tmp_path / "sum")
+    assert joint.pop(artifacts.MANIFEST) != updated.pop(artifacts.MANIFEST)
+    assert joint == updated
+    assert manifest.num_tokens == sum(map(len, DOCUMENTS))
+
+
+def test_kept_chunks_are_mapped_once_for_many_counts(config: CountConfig, tmp_path: Path) -> None:
+    kept = str(tmp_path / "kept")
+    run(config.replace(keep_chunks=kept))
+    before = snapshot(tmp_path / "kept")
+    for shard in (tmp_path / "tokens").glob("*.arrow"):
+        shard.write_bytes(shard.read_bytes()[:-1] + b"?")  # mapping it again would find this
+    other = run(config.replace(keep_chunks=kept, out=str(tmp_path / "other"), min_count=4))
+    assert other == validate_fgrams(str(tmp_path / "other"))
+    assert snapshot(tmp_path / "kept") == before
+
+
+def test_chunks_of_another_tokenizer_or_length_are_refused(
+    config: CountConfig, tmp_path: Path
+) -> None:
+    run(config.replace(keep_chunks=str(tmp_path / "kept")))
+    write_tokens(str(tmp_path / "wide"), DOCUMENTS, vocab_size=300)
+    changed = config.replace(chunks=[str(tmp_path / "kept")], out=str(tmp_path / "other"))
+    with pytest.raises(ArtifactError, match="tokenizer_sha256 of .*kept"):
+        run(changed.replace(tokens=str(tmp_path / "wide")))
+    with pytest.raises(ArtifactError, match="max_n of .*kept: found 5, expected 4"):
+        run(changed.replace(max_n=4))
+    with pytest.raises(ValueError, match="they need engine='one_scan'"):
+        changed.replace(engine="a_priori")
+
+
+def test_included_n_grams_and_all_inside_them_come_on_top(
+    config: CountConfig, tmp_path: Path
+) -> None:
+    counts = brute_force(DOCUMENTS, max_n=5)
+    present = next(g for g in rank(counts)[::-1] if len(g) == 5)
+    absent = (199, 198, 199)
+    lines = [" ".join(map(str, ngram)) for ngram in (present, absent)]
+    (tmp_path / "include.txt").write_text("\n".join(lines))
+    manifest = run(config.replace(include=str(tmp_path / "include.txt")))
+    assert validate_fgrams(config.out) == manifest
+    wanted = {g[a:b] for g in (present, absent) for a in range(4) for b in range(a + 2, len(g) + 1)}
+    top = rank(Counter({g: count for g, count in counts.items() if count >= 3}))[:1500]
+    extra = sorted(wanted - {*top}, key=lambda g: (-counts[g], len(g), g))
+    tokens_SK, n_S, counts_S = read_fgrams(config.out)
+    found = [tuple(t[:n]) for t, n in zip(tokens_SK.tolist(), n_S.tolist(), strict=True)]
+    assert found == top + extra
+    assert counts_S.tolist() == [counts[ngram] for ngram in found]
+    assert manifest.num_included == len(extra) > 0
+
+
+def test_no_f_gram_holds_an_excluded_token(config: CountConfig) -> None:
+    run(config.replace(exclude_tokens=[2, 5], num_fgrams=500))
+    validate_fgrams(config.out)
+    counts = brute_force(DOCUMENTS, max_n=5, min_count=3)
+    allowed = [ngram for ngram in rank(counts) if not {2, 5} & {*ngram}]
+    tokens_SK, n_S, _ = read_fgrams(config.out)
+    rows = zip(tokens_SK.tolist(), n_S.tolist(), strict=True)
+    assert [tuple(tokens[:n]) for tokens, n in rows] == allowed[:500]
+
+
+@pytest.mark.parametrize("line", ["7", "1 2 3 4 5 6", "1 x", "1 256", "1 0 2", "1 9"])
+def test_a_line_that_cannot_be_included_is_named(
+    config: CountConfig, tmp_path: Path, line: str
+) -> None:
+    """One token, six, no number, outside the vocabulary, the separator, an excluded token."""
+    (tmp_path / "include.txt").write_text(f"1 2\n{line}\n")
+    with pytest.raises(ValueError, match=f"include.txt, line 2: .*{line}"):
+        run(config.replace(include=str(tmp_path / "include.txt"), exclude_tokens=[9]))
+
+
+def test_more_f_grams_than_32_bits_number_are_refused(config: CountConfig) -> None:
+    with pytest.raises(ValueError, match="f-gram ids have 32 bits, so 4294967296 at most"):
+        config.replace(num_fgrams=(1 << 32) + 1)
+
+
+def test_the_coverage_of_held_out_documents_is_recorded(
+    config: CountConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tokens(str(tmp_path / "held_out"), DOCUMENTS[::7])
+    run(config.replace(held_out=str(tmp_path / "held_out")))
+    assert re.search(r"held out: hit rate 0\.[1-9]\d+, mean", capsys.readouterr().out)
 
 
 def test_a_separator_inside_a_document_is_refused(config: CountConfig, tmp_path: Path) -> None:

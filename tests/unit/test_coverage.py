@@ -9,6 +9,7 @@ from scone_core.coverage import count_hits, coverage_curve, curve_sizes, sample_
 from scone_core.fgram_index import FGramIndex
 from scone_core.ngrams import NGrams, count_ngrams
 from scone_core.ranking import class_sizes, rank_range, rank_runs
+from scone_core.records import Layout
 from tests.corpora import whole, write_tokens, zipf_documents
 
 VOCAB_SIZE = 40
@@ -20,7 +21,7 @@ COUNTED, HELD_OUT = (
 
 @pytest.fixture(scope="module")
 def ranked() -> NGrams:
-    found = count_ngrams([whole(COUNTED)], max_n=5, vocab_size=VOCAB_SIZE, min_count=2)
+    found = count_ngrams([whole(COUNTED)], Layout(5, VOCAB_SIZE), min_count=2)
     return rank_range(found)
 
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from scone_core.ngrams import NGrams, count_ngrams
 from scone_core.ranking import class_sizes, gather_ids, rank_range, rank_runs
+from scone_core.records import Layout
 from tests.corpora import Documents, brute_force, rank, whole
 
 VOCAB_SIZE = 6
@@ -16,9 +17,7 @@ documents_of_few_ids = st.lists(
 
 def rank_all(documents: Documents, max_n: int, min_count: int) -> NGrams:
     piece = whole(documents)
-    return rank_range(
-        count_ngrams([piece], max_n=max_n, vocab_size=VOCAB_SIZE, min_count=min_count)
-    )
+    return rank_range(count_ngrams([piece], Layout(max_n, VOCAB_SIZE), min_count=min_count))
 
 
 @given(documents=documents_of_few_ids, max_n=st.integers(2, 5), min_count=st.integers(1, 3))
