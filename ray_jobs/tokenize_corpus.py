@@ -1,8 +1,9 @@
-"""documents -> tokens/v1: read, encode and publish shards as a stream through Ray Data."""
+"""documents, as text or tokenized already -> tokens/v1: shards streamed through Ray Data."""
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import mlflow
 import numpy as np
@@ -15,17 +16,21 @@ from ray_jobs.tracking import log_manifest, stage_run
 from scone_core import artifacts, storage
 from scone_core.artifacts import ArtifactError, Shard, TokensManifest
 from scone_core.config import InputPath, Resource, Role
-from scone_core.documents import (
-    DocumentFormat,
-    Pack,
+from scone_core.documents import DocumentFormat, Pack, read_packs
+from scone_core.sources import (
+    TEXT_SUFFIXES,
+    TOKEN_SUFFIXES,
     SourceFile,
     find_files,
     fingerprint_files,
     group_files,
-    read_packs,
+    split_files,
 )
+from scone_core.tokenized import TokenFormat, read_token_packs
 from scone_core.tokenizer import Engine, Tokenizer
 
+PART_SHARDS = 4
+"""Shards' worth of text of a large file that one worker reads."""
 SAMPLE_BYTES = 1 << 20
 """Text of the corpus on which the fast tokenizer must agree with the reference."""
 
@@ -34,12 +39,16 @@ class TokenizeConfig(JobConfig):
     """Options of the tokenize stage."""
 
     inputs: Annotated[tuple[str, ...], Role("input")]
-    """Files (.jsonl, .parquet, .txt; .gz or .zst) or folders of them."""
+    """Files (.jsonl, .parquet, .txt; .gz or .zst) or folders of them. With `content` tokens:
+    Hugging Face .parquet or .arrow, Dolma and OLMo .npy, Megatron .bin with .idx, nanoGPT .bin."""
     tokenizer: InputPath
-    """A Hugging Face tokenizer.json."""
+    """A Hugging Face tokenizer.json; for tokens the one that made them."""
+    content: Literal["text", "tokens"] = "text"
+    """What the inputs hold: text, or token ids."""
     separator: str = "<|endoftext|>"
     """The control token that stands between documents; text that looks like it stays text."""
     form: DocumentFormat = DocumentFormat()
+    token_form: TokenFormat = TokenFormat()
     shard_mb: int = Field(default=64, ge=1)
     """Text per shard, MiB; small files share a shard."""
     num_tokenizers: Resource[int | None] = None
@@ -48,7 +57,10 @@ class TokenizeConfig(JobConfig):
 
 def run(config: TokenizeConfig) -> TokensManifest:
     """Tokenize a corpus: every record becomes tokens, a counted skip, or an error."""
-    files = find_files(config.inputs)
+    if config.content == "tokens" and config.form.split != "all":
+        raise ValueError(f"form.split={config.form.split!r}: tokens are not cut at line ends")
+    suffixes = TEXT_SUFFIXES if config.content == "text" else TOKEN_SUFFIXES
+    files = find_files(config.inputs, suffixes)
     tokenizer = Tokenizer(storage.local_copy(config.tokenizer))
     tokenizer.separator_id(config.separator)
     inputs = {"tokenizer": storage.sha256_of(config.tokenizer), **fingerprint_files(files)}
@@ -56,15 +68,20 @@ def run(config: TokenizeConfig) -> TokensManifest:
         print(f"tokenize: {config.out} is up to date")
         return done
     common = artifacts.plan_fields(TokensManifest, config, inputs)
-    groups = group_files(files, config.shard_mb << 20)
+    parts = split_files(files, PART_SHARDS * config.shard_mb << 20)
+    groups = group_files(parts if config.content == "text" else files, config.shard_mb << 20)
     connect(config.cluster)
     with stage_run(config, stage="tokenize", fingerprint=common["fingerprint"]):
-        engine = tokenizer.select_engine(_sample(groups[0], config.form))
-        print(f"tokenize: {len(files)} files in {len(groups)} groups, encoded by {engine}")
-        _write_shards(config, groups, engine)
+        print(f"tokenize: {len(files)} files in {len(groups)} groups")
+        if config.content == "text":
+            engine = tokenizer.select_engine(_sample(groups[0], config.form))
+            print(f"tokenize: encoded by {engine}")
+            mlflow.log_param("engine", engine)
+            _write_shards(config, groups, engine)
+        else:
+            _convert_shards(config, groups)
         manifest = _manifest(config, groups, tokenizer, common)
         print(f"tokenize: {manifest.num_documents:,} documents, {manifest.num_tokens:,} tokens")
-        mlflow.log_param("engine", engine)
         mlflow.log_metrics({"documents": manifest.num_documents, "tokens": manifest.num_tokens})
         log_manifest(manifest)
     return artifacts.publish(config.out, manifest)
@@ -85,7 +102,10 @@ def _write_shards(config: TokenizeConfig, groups: list[list[SourceFile]], engine
     workers = config.num_tokenizers or max(1, int(ray.cluster_resources().get("CPU", 1)))
     packs = ray.data.from_items([{"group": n} for n in todo], override_num_blocks=len(todo))
     receipts = packs.map_batches(
-        _read, fn_args=(groups, config), batch_size=1, batch_format="pyarrow", num_cpus=0.25
+        partial(_read, groups=groups, config=config),
+        batch_size=1,
+        batch_format="pyarrow",
+        num_cpus=0.25,
     ).map_batches(
         ShardWriter,
         fn_constructor_args=(config, engine),
@@ -99,8 +119,63 @@ def _write_shards(config: TokenizeConfig, groups: list[list[SourceFile]], engine
         progress.advance(receipt["num_tokens"])
 
 
+def _convert_shards(config: TokenizeConfig, groups: list[list[SourceFile]]) -> None:
+    """groups of tokenized files -> shards, one task per group."""
+    todo = [number for number in range(len(groups)) if _shards_of(config.out, number) is None]
+    if not todo:
+        return
+    numbers = ray.data.from_items([{"group": n} for n in todo], override_num_blocks=len(todo))
+    converted = numbers.map(partial(_convert, groups=groups, config=config), num_cpus=1)
+    progress = Progress("tokenize", unit="tokens")
+    for row in converted.iter_rows():
+        progress.advance(row["num_tokens"])
+
+
+def _convert(
+    row: dict[str, int], *, groups: list[list[SourceFile]], config: TokenizeConfig
+) -> dict[str, int]:
+    group = row["group"]
+    tokenizer = Tokenizer(storage.local_copy(config.tokenizer))
+    packs = read_token_packs(
+        groups[group],
+        config.token_form,
+        config.shard_mb << 20,
+        separator_id=tokenizer.separator_id(config.separator),
+        bytes_V=tokenizer.bytes_of_tokens(),
+    )
+    num_packs = num_tokens = 0
+    for pack in packs:
+        shard = documents_to_batch(pack.doc_ids, pack.documents, tokenizer.vocab_size)
+        num_tokens += _publish_shard(config.out, group, pack.number, shard, pack.num_bytes, {})
+        num_packs += 1
+    artifacts.write_receipt(config.out, _group_name(group), {"num_packs": num_packs})
+    return {"num_tokens": num_tokens}
+
+
+def _publish_shard(
+    out: str,
+    group: int,
+    pack: int,
+    tokens: pa.RecordBatch,
+    num_bytes_text: int,
+    num_skipped: dict[str, int],
+) -> int:
+    """Write a shard and its receipt; its tokens."""
+    name = _pack_name(group, pack)
+    num_tokens = len(tokens.column("tokens").values)
+    shard = artifacts.write_shard(out, f"{name}.arrow", tokens)
+    receipt = {
+        "shard": shard.model_dump(),
+        "num_tokens": num_tokens,
+        "num_bytes_text": num_bytes_text,
+        "num_skipped": num_skipped,
+    }
+    artifacts.write_receipt(out, name, receipt)
+    return num_tokens
+
+
 def _read(
-    batch: pa.Table, groups: list[list[SourceFile]], config: TokenizeConfig
+    batch: pa.Table, *, groups: list[list[SourceFile]], config: TokenizeConfig
 ) -> Iterator[pa.Table]:
     group = batch["group"][0].as_py()
     num_packs = 0
@@ -123,16 +198,10 @@ class ShardWriter:
         row = batch.to_pylist()[0]
         documents = [self._tokenizer.encode(text) for text in row["texts"]]
         tokens = documents_to_batch(row["doc_ids"], documents, self._tokenizer.vocab_size)
-        name = _pack_name(row["group"], row["pack"])
-        shard = artifacts.write_shard(self._out, f"{name}.arrow", tokens)
-        num_tokens = sum(map(len, documents))
-        receipt = {
-            "shard": shard.model_dump(),
-            "num_tokens": num_tokens,
-            "num_bytes_text": row["num_bytes"],
-            "num_skipped": json.loads(row["num_skipped"]),
-        }
-        artifacts.write_receipt(self._out, name, receipt)
+        skipped = json.loads(row["num_skipped"])
+        num_tokens = _publish_shard(
+            self._out, row["group"], row["pack"], tokens, row["num_bytes"], skipped
+        )
         return pa.table({"num_tokens": [num_tokens]})
 
 

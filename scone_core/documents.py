@@ -8,19 +8,18 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import zstandard
 
 from scone_core import storage
 from scone_core.config import Frozen
+from scone_core.sources import TEXT_SUFFIXES, SourceFile, kind_of
 
-SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
-COMPRESSIONS = ("", ".gz", ".zst")
-_RECORD_BITS, _PIECE_BITS = 28, 12
+_PLACE_BITS, _PIECE_BITS = 40, 12
 
 
 class DocumentFormat(Frozen):
@@ -29,7 +28,8 @@ class DocumentFormat(Frozen):
     text_field: str = "text"
     """Column or JSON key that holds the text."""
     id_field: str = "id"
-    """Column or JSON key that names a record; where absent the name is `<file>:<record number>`."""
+    """Column or JSON key that names a record; where absent the name is `<file>:<place>`: the byte
+    at which its line begins, or its row of a Parquet file."""
     split: Literal["all", "train", "validation"] = "all"
     """Every document is cut at line ends into blocks of at least `block_chars`; one block in
     `validation_one_in`, chosen by a hash of record and block number, is validation. Runs of blocks
@@ -51,15 +51,6 @@ class BadRecord(ValueError):
 
     def __str__(self) -> str:
         return self.message
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """One input file: its number in name order, where it is, and its name relative to the input."""
-
-    number: int
-    path: str
-    name: str
 
 
 class Document(NamedTuple):
@@ -88,44 +79,6 @@ class Pack:
         self.num_bytes += len(item.text.encode())
 
 
-def find_files(inputs: tuple[str, ...]) -> list[SourceFile]:
-    """The input files, in the order of their names: each input is a file or a folder (searched
-    through).
-
-    Raises:
-        ValueError: an input does not exist or holds no file of a known kind, or two files share a
-        name.
-    """
-    found: dict[str, str] = {}
-    for path in inputs:
-        for name, location in _files_of(path):
-            if found.setdefault(name, location) != location:
-                raise ValueError(f"inputs: {location} and {found[name]} share the name {name!r}")
-    return [SourceFile(number, found[name], name) for number, name in enumerate(sorted(found))]
-
-
-def group_files(files: list[SourceFile], group_bytes: int) -> list[list[SourceFile]]:
-    """Neighbours in name order, at most `group_bytes` on disk; a larger file stands alone."""
-    groups: list[list[SourceFile]] = []
-    room = 0
-    for file in files:
-        size = storage.file_size(file.path) or 0
-        if not groups or size > room:
-            groups.append([])
-            room = group_bytes
-        groups[-1].append(file)
-        room -= size
-    return groups
-
-
-def fingerprint_files(files: list[SourceFile]) -> dict[str, str]:
-    """Relative name -> size and content hash of every raw input file."""
-    return {
-        file.name: f"{storage.file_size(file.path)}:{storage.sha256_of(file.path)}"
-        for file in files
-    }
-
-
 def read_packs(
     sources: Iterable[SourceFile], form: DocumentFormat, pack_bytes: int
 ) -> Iterator[Pack]:
@@ -149,18 +102,19 @@ def read_documents(source: SourceFile, form: DocumentFormat) -> Iterator[Documen
     """The documents of one file in order; a bad record is yielded or raised as `form.bad_records`
     says.
     """
-    for number, read_record in enumerate(_records(source, form)):
+    for record in _records(source, form):
         try:
-            record_id, text = read_record()
+            record_id, text = record.read()
         except BadRecord as error:
             if form.bad_records == "fail":
                 remedy = "mend it, or leave such records out with --form.bad-records skip"
-                message = f"{source.path}, record {number}: {error}; {remedy}"
+                message = f"{source.path}, {record.unit} {record.place}: {error}; {remedy}"
                 raise BadRecord(error.reason, message) from error
             yield error
             continue
-        for piece, document in split_document(record_id or f"{source.name}:{number}", text, form):
-            yield Document(_document_id(source.number, number, piece), document)
+        name = record_id or f"{source.name}:{record.place}"
+        for piece, document in split_document(name, text, form):
+            yield Document(document_id(source, record.number + piece), document)
 
 
 def split_document(record_id: str, text: str, form: DocumentFormat) -> Iterator[tuple[int, str]]:
@@ -196,68 +150,45 @@ def _blocks(text: str, block_chars: int) -> Iterator[str]:
         yield "".join(block)
 
 
-def _document_id(file: int, record: int, piece: int) -> int:
-    """File, record and block number in one uint64, so that every document can be traced to its
+def document_id(source: SourceFile, number: int) -> int:
+    """File number and place in the file in one uint64, so that every document can be traced to its
     source.
     """
-    if record >> _RECORD_BITS or piece >> _PIECE_BITS:
-        raise ValueError(
-            f"file {file}: record {record}, block {piece}: too many for one file; split the file"
-        )
-    return (file << _RECORD_BITS | record) << _PIECE_BITS | piece
+    if number >> _PLACE_BITS:
+        raise ValueError(f"{source.path}: too large for document ids; split the file")
+    return source.number << _PLACE_BITS | number
 
 
-def _files_of(path: str) -> Iterator[tuple[str, str]]:
-    filesystem, inner = storage.resolve(path)
-    info = filesystem.get_file_info(inner)
-    if info.type == pafs.FileType.File:
-        yield inner.rsplit("/", 1)[-1], path
-        return
-    if info.type == pafs.FileType.NotFound:
-        raise ValueError(f"inputs: {path!r} does not exist")
-    names = [
-        entry.path.removeprefix(inner.rstrip("/") + "/")
-        for entry in filesystem.get_file_info(pafs.FileSelector(inner, recursive=True))
-        if entry.type == pafs.FileType.File and _kind_of(entry.path) is not None
-    ]
-    if not names:
-        raise ValueError(f"inputs: no {', '.join(SUFFIXES)} file (also .gz, .zst) in {path!r}")
-    yield from ((name, storage.join(path, name)) for name in names)
+class Record(NamedTuple):
+    """A record that is yet to be checked, so that the caller decides what a bad one means."""
 
-
-def _kind_of(name: str) -> tuple[str, str] | None:
-    """(suffix, compression) of a file name; None when it is of no known kind."""
-    for suffix in SUFFIXES:
-        for compression in COMPRESSIONS:
-            if name.endswith(suffix + compression):
-                return suffix, compression
-    return None
-
-
-Record = Callable[[], tuple[str | None, str]]
-"""Gives a record's (name, text) or raises BadRecord, so that the caller decides what a bad one
-means.
-"""
+    unit: Literal["byte", "row"]
+    place: int
+    """Where it is in its file, in `unit`s."""
+    number: int
+    """Id of its first block within the file; the next ones follow."""
+    read: Callable[[], tuple[str | None, str]]
+    """Gives (name, text) or raises BadRecord."""
 
 
 def _records(source: SourceFile, form: DocumentFormat) -> Iterator[Record]:
-    kind = _kind_of(source.name)
+    kind = kind_of(source.name)
     if kind is None:
         raise ValueError(
-            f"{source.path}: unknown kind of file; one of {', '.join(SUFFIXES)} (.gz, .zst)"
+            f"{source.path}: unknown kind of file; one of {', '.join(TEXT_SUFFIXES)} (.gz, .zst)"
         )
     suffix, compression = kind
     if suffix == ".parquet":
         yield from _parquet_records(source, form)
         return
-    with storage.open_input(source.path) as raw:
+    with storage.open_input(source.path, offset=max(source.begin - 1, 0)) as raw:
         stream = _decompress(raw, compression)
         try:
             if suffix == ".txt":
                 content = stream.read((form.max_record_mb << 20) + 1)
-                yield lambda: (None, _decode(content, form))
+                yield Record("byte", 0, 0, lambda: (None, _decode(content, form)))
             else:
-                yield from _json_records(stream, form)
+                yield from _json_records(stream, source, form)
         except (OSError, EOFError, zstandard.ZstdError) as error:
             raise ValueError(f"{source.path}: damaged {compression} file: {error}") from error
 
@@ -272,14 +203,34 @@ def _decompress(raw: pa.NativeFile, compression: str) -> io.BufferedReader:
     return io.BufferedReader(raw, 1 << 20)
 
 
-def _json_records(stream: io.BufferedReader, form: DocumentFormat) -> Iterator[Record]:
+def _json_records(
+    stream: io.BufferedReader, source: SourceFile, form: DocumentFormat
+) -> Iterator[Record]:
+    """The lines that begin in the source's part of its file; the stream begins one byte before."""
     limit = form.max_record_mb << 20
-    while line := stream.readline(limit + 1):
-        if len(line) > limit:
-            while not line.endswith(b"\n") and (rest := stream.readline(limit)):
-                line = line[: limit + 1] if not rest.endswith(b"\n") else line[:limit] + b" \n"
+    place = max(source.begin - 1, 0)
+    if source.begin:  # the end of the line that is there belongs to the part before
+        place += _skip_line(stream)
+    while source.end is None or place < source.end:
+        line = stream.readline(limit + 1)
+        if not line:
+            return
+        size = len(line)
+        if len(line) > limit and not line.endswith(b"\n"):
+            size += _skip_line(stream)
         if line.strip():
-            yield lambda line=line: _parse_json(line, form)
+            yield Record("byte", place, place, lambda line=line: _parse_json(line, form))
+        place += size
+
+
+def _skip_line(stream: io.BufferedReader) -> int:
+    """Read on behind the next line end; the bytes that were read."""
+    size = 0
+    while part := stream.readline(1 << 20):
+        size += len(part)
+        if part.endswith(b"\n"):
+            break
+    return size
 
 
 def _parse_json(line: bytes, form: DocumentFormat) -> tuple[str | None, str]:
@@ -306,7 +257,7 @@ def _decode(content: bytes, form: DocumentFormat) -> str:
 def _parquet_records(source: SourceFile, form: DocumentFormat) -> Iterator[Record]:
     filesystem, inner = storage.resolve(source.path)
     try:
-        file = pq.ParquetFile(inner, filesystem=filesystem)
+        file = pq.ParquetFile(inner, filesystem=filesystem, buffer_size=1 << 20)
     except pa.ArrowInvalid as error:
         raise ValueError(f"{source.path}: damaged Parquet file: {error}") from error
     names = file.schema_arrow.names
@@ -315,11 +266,15 @@ def _parquet_records(source: SourceFile, form: DocumentFormat) -> Iterator[Recor
             "no_text", f"{source.path}: no column text_field={form.text_field!r} (found {names})"
         )
     columns = [name for name in (form.id_field, form.text_field) if name in names]
-    for batch in file.iter_batches(batch_size=256, columns=columns):
+    groups = range(source.begin, source.end or file.num_row_groups)
+    row = sum(file.metadata.row_group(number).num_rows for number in range(source.begin))
+    for batch in file.iter_batches(batch_size=256, row_groups=groups, columns=columns):
         binary = batch.column(form.text_field).cast(pa.large_binary())
         ids = batch.column(form.id_field) if form.id_field in columns else [None] * batch.num_rows
         for record_id, content in zip(ids, binary, strict=True):
-            yield lambda i=record_id, c=content: _parquet_record(i, c, form)
+            read = partial(_parquet_record, record_id, content, form)
+            yield Record("row", row, row << _PIECE_BITS, read)
+            row += 1
 
 
 def _parquet_record(

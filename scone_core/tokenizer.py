@@ -52,6 +52,22 @@ class Tokenizer:
         """Number of ids, added tokens included: the largest id + 1."""
         return max(self._reference.get_vocab(with_added_tokens=True).values()) + 1
 
+    def bytes_of_tokens(self) -> np.ndarray:
+        """UTF-8 bytes behind every token id, int64 [vocab_size]. Exact for byte-level BPE, whose
+        tokens are bytes; else those of the token's own text.
+        """
+        content = json.loads(self._reference.to_str())
+        sizes_V = np.zeros(self.vocab_size, np.int64)
+        if _split_pattern(content["pre_tokenizer"]) is not None:
+            for token, token_id in content["model"]["vocab"].items():
+                sizes_V[token_id] = len(token)  # GPT-2 writes every byte as one character
+            for token in content["added_tokens"]:
+                sizes_V[token["id"]] = len(token["content"].encode())
+            return sizes_V
+        for token_id in range(self.vocab_size):
+            sizes_V[token_id] = len(self.decode([token_id]).encode())
+        return sizes_V
+
     def separator_id(self, token: str) -> int:
         """The id of the token that separates documents.
 

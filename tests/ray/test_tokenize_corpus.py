@@ -151,7 +151,7 @@ def test_bad_input_ends_the_process_with_its_reason_as_the_last_line(tmp_path: P
     config = config_for(tmp_path, "tokens", inputs=(str(tmp_path / "invalid_utf8"),))
     code, output = run_script("tokenize_corpus.py", *arguments(config))
     assert code == 1
-    assert re.match(r"error: .*a\.jsonl, record 0: invalid UTF-8", output.splitlines()[-1])
+    assert re.match(r"error: .*a\.jsonl, byte 0: invalid UTF-8", output.splitlines()[-1])
 
 
 def test_bad_records_can_be_skipped_and_are_reported(tmp_path: Path) -> None:

@@ -15,12 +15,10 @@ from scone_core.documents import (
     BadRecord,
     DocumentFormat,
     Pack,
-    SourceFile,
-    find_files,
-    group_files,
     read_packs,
     split_document,
 )
+from scone_core.sources import SourceFile, find_files, group_files, split_files
 
 TEXTS = ["first\ndocument", "", "zwei — 🙂", "a" * 5000]
 
@@ -76,6 +74,25 @@ def test_groups_partition_the_files_in_order(tmp_path: Path) -> None:
     assert [len(group) for group in groups] == [2, 1, 2, 1]
 
 
+@pytest.mark.parametrize("part_bytes", [1, 7, 19, 64, 1 << 20])
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_parts_of_a_file_hold_its_documents_once_with_the_same_ids(
+    tmp_path: Path, suffix: str, part_bytes: int
+) -> None:
+    """Whatever the byte at which a file is cut (ray-project/ray#48236)."""
+    texts = [*TEXTS, "last"] * 3
+    if suffix == ".parquet":
+        pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet", row_group_size=2)
+    else:
+        (tmp_path / "a.jsonl").write_bytes(b"\n" + jsonl(texts).rstrip(b"\n"))
+    files = find_files((str(tmp_path),))
+    parts = split_files(files, part_bytes)
+    whole, cut = (list(read_packs(found, DocumentFormat(), 1 << 20)) for found in (files, parts))
+    assert texts_of(cut) == texts_of(whole) == texts
+    assert cut[0].doc_ids == whole[0].doc_ids
+    assert len(parts) > 1 or part_bytes == 1 << 20
+
+
 @given(st.lists(st.text(alphabet="ab \n", max_size=60), max_size=8), st.integers(2, 4))
 def test_train_and_validation_partition_every_document(parts: list[str], one_in: int) -> None:
     text = "\n".join(parts)
@@ -102,7 +119,7 @@ def test_a_bad_record_stops_or_is_counted_and_never_lost(
     tmp_path: Path, content: bytes, reason: str
 ) -> None:
     (tmp_path / "a.jsonl").write_bytes(jsonl(["before"]) + content + jsonl(["after"]))
-    with pytest.raises(BadRecord, match=r"a\.jsonl, record 1: .*bad-records skip"):
+    with pytest.raises(BadRecord, match=r"a\.jsonl, byte 19: .*bad-records skip"):
         read_all(tmp_path)
     packs = read_all(tmp_path, DocumentFormat(bad_records="skip"))
     assert texts_of(packs) == ["before", "after"]
