@@ -8,10 +8,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 from ray.serve import Application
-from ray.serve.llm import LLMConfig, build_openai_app
 
 from ray_jobs.lookup import Placement
-from ray_jobs.openai_ingress import Ingress
 from scone_core.config import Frozen
 from scone_core.served_folder import read_section
 
@@ -52,30 +50,38 @@ def app(config: ServeConfig) -> Application:
 
 def openai_app(configs: list[ServeConfig]) -> Application:
     """One API in front of several models."""
+    from ray.serve.llm import build_openai_app  # imports vLLM: ten seconds, not for every importer
+
+    from ray_jobs.openai_ingress import Ingress
+
     return build_openai_app(
         {
-            "llm_configs": [llm_config(config) for config in configs],
+            "llm_configs": [engine_config(config) for config in configs],
             "ingress_cls_config": {"ingress_cls": Ingress},
             "ingress_deployment_config": {"ray_actor_options": {"num_cpus": 0}},
         }
     )
 
 
-def llm_config(config: ServeConfig) -> LLMConfig:
-    """The deployment of one model; a folder without f-grams is served as the plain model it is."""
+def engine_config(config: ServeConfig) -> dict[str, Any]:
+    """The fields of Ray's LLMConfig; a folder without f-grams is served as the plain model it is.
+
+    Raises:
+        ArtifactError: the folder's f-grams, table or tokenizer are missing or not its own.
+    """
     if section := read_section(config.model):
         section.open_index()
         section.open_table()
     worker = {"cpu": "SconeCPUWorker", "gpu": "SconeGPUWorker"}[config.device]
-    return LLMConfig(
-        model_loading_config={"model_id": config.model_id, "model_source": config.model},
-        accelerator_config={"kind": config.device},
-        placement_group_config={"bundles": [_resources(config)]},
-        deployment_config={
+    return {
+        "model_loading_config": {"model_id": config.model_id, "model_source": config.model},
+        "accelerator_config": {"kind": config.device},
+        "placement_group_config": {"bundles": [_resources(config)]},
+        "deployment_config": {
             "num_replicas": config.num_replicas,
             "ray_actor_options": {"num_cpus": 0},
         },
-        engine_kwargs={
+        "engine_kwargs": {
             "dtype": config.dtype,
             "worker_cls": f"ray_jobs.vllm_plugin.runner.{worker}",
             "async_scheduling": False,
@@ -83,8 +89,8 @@ def llm_config(config: ServeConfig) -> LLMConfig:
             **({"max_model_len": config.max_model_len} if config.max_model_len else {}),
             **config.engine,
         },
-        runtime_env={"env_vars": _environment(config)},
-    )
+        "runtime_env": {"env_vars": _environment(config)},
+    }
 
 
 def _resources(config: ServeConfig) -> dict[str, float]:
