@@ -4,10 +4,10 @@ import sys
 
 import tyro
 
-from scone_core.inspection import Compare, Lookup, Top, render
+from scone_core.inspection import Compare, Coverage, Lookup, Top, render
 
 if __name__ == "__main__":
-    command = tyro.cli(Top | Lookup | Compare, description=__doc__)
+    command = tyro.cli(Top | Lookup | Compare | Coverage, description=__doc__)
     try:
         print(render(command.tables(), command.form))
     except (ValueError, OSError) as error:

@@ -86,9 +86,9 @@ def _publish_chunks(config: CountConfig, folder: str, plan: CountPlan) -> None:
 def _count(config: CountConfig, plan: CountPlan, common: dict[str, Any]) -> FgramsManifest:
     started = time.monotonic()
     artifacts.write_receipt(config.out, "started", {"scratch": plan.scratch})
-    receipts = _count_ranges(config, plan)
+    receipts = count_ranges(config, plan)
     ranking = rank_ranges(plan, receipts, num_fgrams=config.num_fgrams)
-    shards = _write_shards(config, plan, receipts, ranking)
+    shards = write_shards(config, plan, receipts, ranking)
     index = _write_index(config, plan, shards)
     tokenizer = storage.read_bytes(storage.join(config.tokens, "tokenizer.json"))
     storage.write_bytes(storage.join(config.out, "tokenizer.json"), tokenizer)
@@ -111,7 +111,7 @@ def _count(config: CountConfig, plan: CountPlan, common: dict[str, Any]) -> Fgra
     return manifest
 
 
-def _count_ranges(config: CountConfig, plan: CountPlan) -> list[Receipt]:
+def count_ranges(config: CountConfig, plan: CountPlan) -> list[Receipt]:
     """The receipts of all ranges of all rounds."""
     if plan.engine == "a_priori":
         return _scan_apriori(plan)
@@ -163,7 +163,7 @@ def _scan_apriori(plan: CountPlan) -> list[Receipt]:
     return do_units("count: rank ranges", ranges, rank)
 
 
-def _write_shards(
+def write_shards(
     config: CountConfig, plan: CountPlan, receipts: list[Receipt], ranking: Ranking
 ) -> list[Shard]:
     num_shards = -(-ranking.num_fgrams // config.rows_per_shard)

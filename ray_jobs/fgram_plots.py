@@ -6,7 +6,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
-COLOURS = {2: "#4477aa", 3: "#228833", 4: "#ccbb44", 5: "#ee6677"}
+COLOURS = {
+    2: "#4477aa",
+    3: "#228833",
+    4: "#ccbb44",
+    5: "#ee6677",
+    6: "#aa3377",
+    7: "#66ccee",
+    8: "#bbbbbb",
+}
 """Paul Tol's bright scheme, told apart by colour-blind readers too."""
 INK = "#333333"
 

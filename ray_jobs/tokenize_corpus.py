@@ -182,7 +182,7 @@ def _read(
     for pack in read_packs(groups[group], config.form, config.shard_mb << 20):
         num_packs += 1
         if artifacts.read_receipt(config.out, _pack_name(group, pack.number)) is None:
-            yield _to_table(group, pack)
+            yield to_table(group, pack)
     artifacts.write_receipt(config.out, _group_name(group), {"num_packs": num_packs})
 
 
@@ -221,7 +221,7 @@ def documents_to_batch(
     )
 
 
-def _to_table(group: int, pack: Pack) -> pa.Table:
+def to_table(group: int, pack: Pack) -> pa.Table:
     return pa.table(
         {
             "group": [group],

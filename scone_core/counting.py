@@ -167,17 +167,17 @@ def _include(plan: CountPlan, receipts: Sequence[Receipt], ranking: Ranking) -> 
     last = (-int(last_count), int(last_n), tuple(last_tokens[:last_n].tolist()))
     keys = sorted((-counts[ngram], len(ngram), ngram) for ngram in plan.include)
     rows = ngrams_from({ngram: -c for c, n, ngram in keys if (c, n, ngram) > last}, plan.max_n)
-    added = pl.DataFrame(
-        {
-            "range": max(ranking.apart),
-            "count": rows.counts_M,
-            "n": rows.n_M,
-            "num": np.ones(len(rows.n_M), np.int64),
-            "first_row": np.arange(len(rows.n_M)),
-            "first_id": np.arange(num, num + len(rows.n_M)),
-        }
-    )
-    runs = pl.concat([ranking.runs, added.match_to_schema(ranking.runs.schema)])
+    num_rows = len(rows.n_M)
+    columns = {
+        "range": np.full(num_rows, max(ranking.apart)),
+        "count": rows.counts_M,
+        "n": rows.n_M,
+        "num": np.ones(num_rows, np.int64),
+        "first_row": np.arange(num_rows),
+        "first_id": np.arange(num, num + num_rows),
+    }
+    added = pl.DataFrame(columns).cast(ranking.runs.schema)
+    runs = pl.concat([ranking.runs, added.select(ranking.runs.columns)])
     return Ranking(runs, {**ranking.apart, max(ranking.apart): rows})
 
 

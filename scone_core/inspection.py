@@ -7,14 +7,9 @@ import numpy as np
 import polars as pl
 
 from scone_core import storage
-from scone_core.artifacts import (
-    FgramsManifest,
-    TokensManifest,
-    load_manifest,
-    require_equal,
-)
+from scone_core.artifacts import FgramsManifest, load_manifest
 from scone_core.config import Frozen
-from scone_core.coverage import count_hits, coverage_curve, sample_documents
+from scone_core.coverage import held_out_curve
 from scone_core.fgrams import FGramIndex, NGrams, compare_fgrams, iter_rows, ngrams_of, take_fgrams
 from scone_core.tokenizer import Tokenizer
 
@@ -94,6 +89,33 @@ class Compare(Frozen):
         return tables
 
 
+class Coverage(Frozen):
+    """Hit rate against table size on documents that were not counted, to choose `num_fgrams` by."""
+
+    fgrams: str
+    """Folder or URI of a fgrams/v1 artifact."""
+    tokens: str
+    """Folder or URI of a tokens/v1 artifact whose first tokens are the sample."""
+    num_tokens: int = 1_000_000
+    """Size of the sample, at most."""
+    bytes_per_row: int = 4096
+    """Of the embedding table: width times bytes per value."""
+    form: Literal["table", "json"] = "table"
+
+    def tables(self) -> Tables:
+        manifest, index = load_manifest(FgramsManifest, self.fgrams), FGramIndex.open(self.fgrams)
+        curve = held_out_curve(
+            index,
+            self.tokens,
+            tokenizer_sha256=manifest.tokenizer_sha256,
+            num_tokens=self.num_tokens,
+        )
+        table_mb = (pl.col("num_fgrams") * self.bytes_per_row / 1e6).alias("table_mb")
+        return {
+            "coverage": curve[-1::-4][::-1].select("num_fgrams", table_mb, pl.exclude("num_fgrams"))
+        }
+
+
 def render(tables: Tables, form: Literal["table", "json"]) -> str:
     """Tables as text, or as one JSON object that maps titles to rows."""
     if form == "json":
@@ -134,15 +156,10 @@ def _table(tokenizer: Tokenizer, ids_S: np.ndarray, fgrams: NGrams) -> pl.DataFr
 
 def _coverage(folder: str, tokens: str, num_tokens: int) -> pl.DataFrame:
     """Hit rate and mean match length on the first tokens of a corpus."""
-    index, manifest = FGramIndex.open(folder), load_manifest(TokensManifest, tokens)
-    expected = load_manifest(FgramsManifest, folder).tokenizer_sha256
-    require_equal(
-        f"tokenizer of {tokens}", manifest.tokenizer_sha256, expected, "use the same tokenizer"
+    curve = held_out_curve(
+        FGramIndex.open(folder),
+        tokens,
+        tokenizer_sha256=load_manifest(FgramsManifest, folder).tokenizer_sha256,
+        num_tokens=num_tokens,
     )
-    sample_1L = sample_documents(tokens, manifest, num_tokens=num_tokens)
-    curve = coverage_curve(
-        count_hits(index, sample_1L),
-        num_tokens=int((sample_1L >= 0).sum()),
-        sizes=[index.num_fgrams],
-    )
-    return curve.select(pl.lit(folder).alias("fgrams"), "*")
+    return curve[-1:].select(pl.lit(folder).alias("fgrams"), "*")

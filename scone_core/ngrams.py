@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scone_core import records
+from scone_core import record_kernels
 from scone_core.buffers import buffer
 from scone_core.records import Layout, Records
 
@@ -75,7 +75,7 @@ def group_records(
     ends_G = starts_G1[1:].copy()
     found = _records("records", int(starts_G1[-1]), layout)
     for piece in pieces:
-        records.scatter(*piece, layout.max_n, layout.bits, first_token, ends_G, *found)
+        record_kernels.scatter(*piece, layout.max_n, layout.bits, first_token, ends_G, *found)
     return Groups(first_token, starts_G1, found)
 
 
@@ -87,7 +87,7 @@ def count_tokens(pieces: Iterable[Piece], vocab_size: int) -> np.ndarray:
     """
     sizes_V = np.zeros(vocab_size, np.int64)
     for piece in pieces:
-        largest = records.count_tokens(piece.tokens_L[piece.first : piece.last], sizes_V)
+        largest = record_kernels.count_tokens(piece.tokens_L[piece.first : piece.last], sizes_V)
         if largest >= vocab_size:
             raise ValueError(f"token id {largest} >= {vocab_size=}: tokens of another tokenizer")
     return sizes_V
@@ -104,7 +104,7 @@ def sort_groups(groups: Groups, *, min_size: int) -> None:
     """Sort every group of at least `min_size` records in place."""
     low_R, high_R = groups.records
     if high_R is not None:
-        records.sort_groups(low_R, high_R, groups.starts_G1, max(min_size, 2))
+        record_kernels.sort_groups(low_R, high_R, groups.starts_G1, max(min_size, 2))
         return
     starts = groups.starts_G1.tolist()
     for group in np.flatnonzero(np.diff(groups.starts_G1) >= max(min_size, 2)).tolist():
@@ -121,7 +121,7 @@ def count_groups(groups: Groups, layout: Layout, *, min_count: int) -> NGrams:
         buffer("n", most, np.uint8),
         buffer("counts", most, np.uint64),
     )
-    num = records.emit_groups(
+    num = record_kernels.emit_groups(
         groups.starts_G1,
         *groups.records,
         groups.first_token,
@@ -143,7 +143,7 @@ def join_groups(
     joined = _records("joined", int(sizes_G.sum()), layout)
     for chosen, starts_G1, part in parts:
         for source_R, column_R in zip(part.columns, joined.columns, strict=True):
-            records.append_groups(source_R, starts_G1, next_G[chosen], column_R)
+            record_kernels.append_groups(source_R, starts_G1, next_G[chosen], column_R)
         next_G[chosen] += np.diff(starts_G1)
     return joined
 

@@ -5,6 +5,7 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -67,6 +68,57 @@ def test_bytes_do_not_depend_on_workers_or_the_order_of_inputs(tmp_path: Path) -
     run(config_for(tmp_path, "one", num_tokenizers=1, inputs=files))
     run(config_for(tmp_path, "two", num_tokenizers=2, inputs=files[::-1]))
     assert snapshot(tmp_path / "one") == snapshot(tmp_path / "two")
+
+
+def documents_of(folder: str) -> list[list[int]]:
+    manifest = artifacts.load_manifest(TokensManifest, folder)
+    documents = []
+    for shard in manifest.shards:
+        tokens_L, offsets_D1 = artifacts.map_documents(folder, manifest, shard)
+        documents += [part.tolist() for part in np.split(tokens_L, offsets_D1[1:-1])]
+    return documents
+
+
+def test_tokens_of_any_format_become_the_shards_of_their_text(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus", num_files=1, num_records=150)
+    text = run(config_for(tmp_path, "text"))
+    documents = documents_of(str(tmp_path / "text"))
+    (tmp_path / "bin").mkdir()
+    stream = [token for document in documents for token in (*document, text.separator_id)]
+    np.array(stream, np.uint16).tofile(tmp_path / "bin" / "a.bin")
+    (tmp_path / "parquet").mkdir()
+    pq.write_table(pa.table({"input_ids": documents}), tmp_path / "parquet" / "a.parquet")
+    for form in ("bin", "parquet"):
+        config = config_for(
+            tmp_path, f"from-{form}", inputs=[str(tmp_path / form)], content="tokens"
+        )
+        manifest = run(config)
+        assert artifacts.validate_tokens(config.out) == manifest
+        assert documents_of(config.out) == documents
+        assert manifest.num_bytes_text == text.num_bytes_text
+    shards = [
+        {
+            name: digest
+            for name, digest in snapshot(tmp_path / f"from-{form}").items()
+            if "shard" in name
+        }
+        for form in ("bin", "parquet")
+    ]
+    assert shards[0] == shards[1] != {}
+
+
+def test_one_large_file_and_thousands_of_tiny_ones_give_the_same_documents(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"Line {i}.\n" * 150}) for i in range(3000)]
+    for folder in ("large", "tiny"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "large" / "a.jsonl").write_text("\n".join(lines))
+    for number, line in enumerate(lines):
+        (tmp_path / "tiny" / f"{number:05d}.jsonl").write_text(line)
+    for folder in ("large", "tiny"):
+        run(config_for(tmp_path, f"out-{folder}", inputs=[str(tmp_path / folder)]))
+    large, tiny = (documents_of(str(tmp_path / f"out-{folder}")) for folder in ("large", "tiny"))
+    assert large == tiny
+    assert len(list((tmp_path / "out-large").glob("shard-00001-*"))) > 0, "read in one part"
 
 
 def test_a_second_run_returns_at_once_and_opens_nothing(tmp_path: Path) -> None:

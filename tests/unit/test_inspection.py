@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from scone_core.artifacts import ArtifactError
-from scone_core.inspection import Compare, Lookup, Top, render
+from scone_core.inspection import Compare, Coverage, Lookup, Top, render
 from tests.corpora import brute_force, rank, text_of, write_fgrams, write_tokens, zipf_documents
 
 DOCUMENTS = zipf_documents(num_documents=30, mean_length=300, vocab_size=60, seed=5)
@@ -61,6 +61,18 @@ def test_comparison_covers_a_sample_with_both_sets(folder: str, tmp_path: Path) 
     bigrams = sum(COUNTS[fgram] for fgram in RANKED[:100] if len(fgram) == 2)
     assert few_row["hit_rate"] == pytest.approx(bigrams / sum(map(len, DOCUMENTS)))
     assert many_row["mean_match_len"] > few_row["mean_match_len"] > 1
+
+
+def test_coverage_sets_hit_rate_against_bytes(folder: str, tmp_path: Path) -> None:
+    held_out = zipf_documents(num_documents=5, mean_length=300, vocab_size=60, seed=6)
+    write_tokens(str(tmp_path / "held_out"), held_out)
+    options = {"fgrams": folder, "tokens": str(tmp_path / "held_out"), "bytes_per_row": 10**6}
+    rows = Coverage(**options).tables()["coverage"].to_dicts()
+    assert [row["table_mb"] for row in rows] == [row["num_fgrams"] for row in rows]
+    assert rows[-1]["num_fgrams"] == 900
+    rates = [row["hit_rate"] for row in rows]
+    assert rates == sorted(rates)
+    assert 0 <= rates[0] < rates[-1] < 1
 
 
 def test_a_sample_of_another_tokenizer_is_refused(folder: str, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from scone_core.tokenizer import Tokenizer
+from scone_core.tokenizer import NO_TOKEN, Tokenizer
 
 TOKENIZER = Path(__file__).parents[1] / "data" / "tokenizer.json"
 REFERENCE = tokenizers.Tokenizer.from_file(str(TOKENIZER))
@@ -37,9 +37,16 @@ def test_decode_inverts_encode(fast: Tokenizer, text: str) -> None:
 def test_control_strings_in_text_stay_text(fast: Tokenizer) -> None:
     separator = fast.separator_id("<|endoftext|>")
     for tokenizer in (fast, Tokenizer(TOKENIZER)):
-        ids = tokenizer.encode("a <|endoftext|> b").tolist()
-        assert separator not in ids
-        assert tokenizer.decode(ids) == "a <|endoftext|> b"
+        for text in ("a <|endoftext|> b", f"a{NO_TOKEN}b"):
+            ids = tokenizer.encode(text).tolist()
+            assert separator not in ids
+            assert tokenizer.decode(ids) == text
+            assert max(ids) < tokenizer.vocab_size
+
+
+@given(text=st.text(max_size=200))
+def test_bytes_of_tokens_add_up_to_the_text(fast: Tokenizer, text: str) -> None:
+    assert fast.bytes_of_tokens()[fast.encode(text)].sum() == len(text.encode())
 
 
 def test_a_tokenizer_on_which_tiktoken_differs_keeps_the_reference(tmp_path: Path) -> None:

@@ -1,0 +1,266 @@
+"""Counting: the kernels and their peers, the whole count without Ray and through it, its memory.
+
+`make bench-count`. A table for people, one JSON line last. Rates are per CPU second, one thread.
+"""
+
+import json
+import multiprocessing.pool
+import os
+import resource
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import polars as pl
+import tiktoken
+
+from benchmarks import count_corpora, count_peers
+from ray_jobs import count_fgrams
+from ray_jobs.count_config import CountConfig, make_plan
+from ray_jobs.runtime import Cluster, connect
+from ray_jobs.tokenize_corpus import ShardWriter, TokenizeConfig, to_table
+from scone_core.artifacts import Shard, TokensManifest, load_manifest
+from scone_core.chunks import Chunk
+from scone_core.counting import (
+    Ranking,
+    Receipt,
+    assemble_shard,
+    map_chunk,
+    plan_ranges,
+    rank_ranges,
+    reduce_range,
+)
+from scone_core.counting_plan import CountPlan
+from scone_core.documents import DocumentFormat, read_packs
+from scone_core.ngrams import count_groups, sort_groups
+from scone_core.ranges import gather_range
+from scone_core.sources import find_files
+from scone_core.tokenizer import FastBpe
+
+ROUNDS = 5
+KERNEL_TOKENS = 16_000_000
+BUDGET_MB = 1024
+ROWS_PER_SHARD = 1 << 20
+Metrics = dict[str, float]
+
+
+def main() -> None:
+    if not count_corpora.SHARED.exists():
+        sys.exit(f"bench-count: skipped, there is no {count_corpora.SHARED}")
+    if pl.thread_pool_size() != 1:
+        sys.exit("bench-count: set POLARS_MAX_THREADS=1 and RAYON_NUM_THREADS=1 (make does)")
+    folder = Path(os.environ.get("BENCH_FOLDER", f"{tempfile.gettempdir()}/scone-bench-count"))
+    corpora = count_corpora.prepare(folder)
+    scratch = folder / "scratch"
+    metrics = (
+        measure_kernels(corpora["real"])
+        | measure_tokenizing(scratch)
+        | measure_end_to_end(corpora["real"], scratch)
+        | measure_ray(corpora["200m"], scratch)
+        | measure_memory(corpora, scratch)
+    )
+    shutil.rmtree(scratch, ignore_errors=True)
+    print(pd.Series(metrics).to_string(float_format="{:,.3f}".format))
+    print(json.dumps({name: round(value, 3) for name, value in metrics.items()}))
+
+
+def interleave(runs: dict[str, Callable[[], float]], num_rounds: int) -> dict[str, float]:
+    """The median of every run over rounds in which each has its turn."""
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(num_rounds):
+        for name, run in runs.items():
+            found[name].append(run())
+    for name, values in found.items():
+        print(f"{name}: " + " ".join(f"{value:.2f}" for value in values), flush=True)
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def measure_kernels(folder: str) -> Metrics:
+    """All orders in memory; every peer on the same tokens."""
+    piece = count_corpora.load_piece(folder, KERNEL_TOKENS)
+    warm = piece._replace(last=100_000)
+    peers = count_peers.find_peers()
+    found = {peers[name](warm) for name in ("one_scan", "a_priori", "polars")}
+    assert len(found) == 1, f"engines and polars differ: {found}"
+    runs = {name: partial(count_peers.mtok_s, peer, piece) for name, peer in peers.items()}
+    rates = interleave(runs, ROUNDS)
+    metrics = {"kernel_mtok_s": rates["one_scan"], "apriori_mtok_s": rates["a_priori"]}
+    names = {"kenlm": "vs_kenlm", "a_priori": "kernel_vs_apriori"}
+    for name in rates.keys() - {"one_scan"}:
+        metrics[names.get(name, f"kernel_vs_{name}")] = rates["one_scan"] / rates[name]
+    return metrics
+
+
+def measure_tokenizing(scratch: Path) -> Metrics:
+    """A worker of the tokenize stage, shards and receipts included, against tiktoken's encode."""
+    gpt2 = str(count_corpora.SHARED / "tokenizers" / "gpt2.json")
+    files = find_files((str(count_corpora.SHARED / "text" / "sotu.jsonl.gz"),))
+    pack = next(read_packs(files, DocumentFormat(), 4 << 20))
+    config = TokenizeConfig(inputs=(), tokenizer=gpt2, out=str(scratch / "tokenize"))
+    writer, table = ShardWriter(config, "tiktoken"), to_table(0, pack)
+    bpe = FastBpe.from_json(json.loads(Path(gpt2).read_text()))
+    assert bpe is not None
+    plain: tiktoken.Encoding = bpe.encoding
+
+    def encode() -> None:
+        for text in pack.texts:
+            plain.encode_ordinary(text)
+
+    runs = {"tokenize MB/s": partial(writer, table), "tiktoken MB/s": encode}
+    rates = interleave(
+        {name: partial(_rate, run, pack.num_bytes / 1e6) for name, run in runs.items()}, ROUNDS
+    )
+    return {
+        "tokenize_mb_s": rates["tokenize MB/s"],
+        "tokenize_vs_tiktoken": rates["tokenize MB/s"] / rates["tiktoken MB/s"],
+    }
+
+
+def _rate(run: Callable[[], object], amount: float) -> float:
+    started = time.process_time()
+    run()
+    return amount / (time.process_time() - started)
+
+
+def plan_for(folder: str, scratch: Path) -> tuple[CountConfig, CountPlan]:
+    config = CountConfig(
+        tokens=folder,
+        out=str(scratch / "out"),
+        num_fgrams=1 << 30,
+        memory_mb=BUDGET_MB,
+        rows_per_shard=ROWS_PER_SHARD,
+        cluster=Cluster(num_cpus=2, object_store_mb=256),
+    )
+    manifest = load_manifest(TokensManifest, folder)
+    return config, make_plan(config, manifest, str(scratch / "records"))
+
+
+def count_plain(folder: str, scratch: Path) -> int:
+    """The whole count in this process, without Ray and index; the number of f-grams."""
+    _, plan = plan_for(folder, scratch)
+    for chunk in range(plan.num_chunks):
+        map_chunk(plan, 0, chunk)
+    cuts = plan_ranges(plan, 0)
+    receipts = [
+        reduce_range(plan, 0, cuts[i], cuts[i + 1], f"range-{i}") for i in range(len(cuts) - 1)
+    ]
+    ranking = rank_ranges(plan, receipts, num_fgrams=1 << 30)
+    for number in range(-(-ranking.num_fgrams // ROWS_PER_SHARD)):
+        _assemble(plan, receipts, ranking, str(scratch / "out"), number)
+    return ranking.num_fgrams
+
+
+def measure_end_to_end(folder: str, scratch: Path) -> Metrics:
+    """Arrow tokens in, spill, reduce, rank, Parquet out."""
+    num_tokens = load_manifest(TokensManifest, folder).num_tokens
+    run = partial(_rate, partial(count_plain, folder, scratch), num_tokens / 1e6)
+    return {
+        "end_to_end_mtok_s_per_core": interleave({"end to end Mtok/s": run}, ROUNDS)[
+            "end to end Mtok/s"
+        ]
+    }
+
+
+def count_in_processes(folder: str, scratch: Path, pool: multiprocessing.pool.Pool) -> None:
+    """The units of the count in two plain processes."""
+    _, plan = plan_for(folder, scratch)
+    pool.map(partial(map_chunk, plan, 0), range(plan.num_chunks), chunksize=1)
+    cuts = plan_ranges(plan, 0)
+    names = plan.range_names(0, len(cuts) - 1)
+    reduces = [(plan, 0, cuts[i], cuts[i + 1], name) for i, name in enumerate(names)]
+    receipts = pool.starmap(reduce_range, reduces, chunksize=1)
+    ranking = rank_ranges(plan, receipts, num_fgrams=1 << 30)
+    assemble = partial(_assemble, plan, receipts, ranking, str(scratch / "out"))
+    pool.map(assemble, range(-(-ranking.num_fgrams // ROWS_PER_SHARD)), chunksize=1)
+
+
+def _assemble(
+    plan: CountPlan, receipts: list[Receipt], ranking: Ranking, out: str, number: int
+) -> Shard:
+    return assemble_shard(
+        plan, receipts, ranking, out=out, rows_per_shard=ROWS_PER_SHARD, number=number
+    )
+
+
+def count_with_ray(folder: str, scratch: Path) -> None:
+    """The same units through the stage's own Ray Data jobs, receipts and progress included."""
+    config, plan = plan_for(folder, scratch)
+    receipts = count_fgrams.count_ranges(config, plan)
+    ranking = rank_ranges(plan, receipts, num_fgrams=1 << 30)
+    count_fgrams.write_shards(config, plan, receipts, ranking)
+
+
+def measure_ray(folder: str, scratch: Path, num_rounds: int = 3) -> Metrics:
+    """Wall rates on two cores, processes and cluster started before."""
+    connect(Cluster(num_cpus=2, object_store_mb=256))
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        ways = {
+            "two processes s": partial(count_in_processes, folder, scratch, pool),
+            "Ray s": partial(count_with_ray, folder, scratch),
+        }
+        seconds = interleave(
+            {n: partial(_wall, way, scratch) for n, way in ways.items()}, num_rounds
+        )
+    num_tokens = load_manifest(TokensManifest, folder).num_tokens
+    return {
+        "ray_efficiency": seconds["two processes s"] / seconds["Ray s"],
+        "ray_mtok_s": num_tokens / seconds["Ray s"] / 1e6,
+    }
+
+
+def _wall(run: Callable[[], None], scratch: Path) -> float:
+    shutil.rmtree(scratch, ignore_errors=True)
+    os.sync()
+    started = time.monotonic()
+    run()
+    return time.monotonic() - started
+
+
+def measure_memory(corpora: dict[str, str], scratch: Path) -> Metrics:
+    """Peak RSS of a process that does all units, by corpus, and what a hot bigram costs."""
+    seconds, rss_mb, distinct = {}, {}, {}
+    for name in ("50m", "200m", "hot"):
+        shutil.rmtree(scratch, ignore_errors=True)
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            seconds[name], rss_mb[name] = pool.apply(_count_apart, (corpora[name], scratch))
+        if name != "hot":
+            distinct[name] = num_distinct(corpora[name], scratch)
+        print(f"{name}: {seconds[name]:.1f} CPU s, {rss_mb[name]:,.0f} MiB", flush=True)
+    return {
+        "distinct_growth_50m_200m": distinct["200m"] / distinct["50m"],
+        "peak_rss_mb": max(rss_mb.values()),
+        "peak_rss_vs_budget": max(rss_mb.values()) / BUDGET_MB,
+        "peak_rss_growth_50m_200m": rss_mb["200m"] / rss_mb["50m"],
+        "hot_bigram_time": seconds["hot"] / seconds["50m"],
+        "hot_bigram_rss": rss_mb["hot"] / rss_mb["50m"],
+    }
+
+
+def _count_apart(folder: str, scratch: Path) -> tuple[float, float]:
+    started = time.process_time()
+    count_plain(folder, scratch)
+    seconds = time.process_time() - started
+    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def num_distinct(folder: str, scratch: Path) -> int:
+    """Distinct n-grams of the chunks in `scratch`; those across cuts count more than once."""
+    _, plan = plan_for(folder, scratch)
+    chunks = [Chunk(path) for path in plan.chunk_paths(0)]
+    cuts = plan_ranges(plan, 0)
+    num = 0
+    for lower, upper in zip(cuts[:-1], cuts[1:], strict=True):
+        groups, _ = gather_range(chunks, plan.layout, lower, upper)
+        sort_groups(groups, min_size=2)
+        num += len(count_groups(groups, plan.layout, min_count=1).n_M)
+    return num
+
+
+if __name__ == "__main__":
+    main()
