@@ -67,7 +67,7 @@ def quickstart(root: str) -> Recipe:
         sequence_length=256,
         global_batch=8,
         micro_batch=4,
-        steps=800,
+        steps=500,
         out=out["scone"],
         cluster=cluster,
     )
