@@ -27,6 +27,8 @@ MEAN_FILL = 3.75
 """F-grams per bucket: 17.1 bytes per f-gram."""
 BLOCK = 1 << 14
 """Positions that are matched together: their working arrays stay in the L2 cache."""
+INSERT_BLOCK = 1 << 10
+"""Rows that are inserted together."""
 AHEAD = 16
 """Probes between a bucket's prefetch and its use."""
 
@@ -148,19 +150,52 @@ def insert_rows(
     buckets_N8: np.ndarray, tokens_SK: np.ndarray, n_S: np.ndarray, first_id: int, vocab_size: int
 ) -> int:
     """Insert rows until one breaks an invariant; its number, or the number of rows."""
-    for row in range(len(n_S)):
-        n = n_S[row]
-        for i in range(n):
-            if tokens_SK[row, i] >= vocab_size or tokens_SK[row, i] < 0:
+    nodes_R, probes_R = np.empty(INSERT_BLOCK, np.int64), np.empty(INSERT_BLOCK, np.int64)
+    for first in range(0, len(n_S), INSERT_BLOCK):
+        last = min(first + INSERT_BLOCK, len(n_S))
+        for row in range(first, last):
+            for i in range(n_S[row]):
+                if tokens_SK[row, i] >= vocab_size or tokens_SK[row, i] < 0:
+                    last = min(last, row)
+        _touch(buckets_N8, tokens_SK[first:last], n_S[first:last], nodes_R, probes_R)
+        for row in range(first, last):
+            n = n_S[row]
+            prefix = _walk(buckets_N8, tokens_SK[row], 0, n - 1)
+            suffix = _walk(buckets_N8, tokens_SK[row], 1, n)
+            if prefix < 0 or suffix < 0:
                 return row
-        prefix = _walk(buckets_N8, tokens_SK[row], 0, n - 1)
-        suffix = _walk(buckets_N8, tokens_SK[row], 1, n)
-        if prefix < 0 or suffix < 0:
-            return row
-        if find_node(buckets_N8, prefix, tokens_SK[row, n - 1]) >= 0:
-            return row
-        _insert(buckets_N8, _key(prefix, tokens_SK[row, n - 1]), first_id + row)
+            if find_node(buckets_N8, prefix, tokens_SK[row, n - 1]) >= 0:
+                return row
+            _insert(buckets_N8, _key(prefix, tokens_SK[row, n - 1]), first_id + row)
+        if last < min(first + INSERT_BLOCK, len(n_S)):
+            return last
     return len(n_S)
+
+
+@nb.njit(nogil=True, cache=True)
+def _touch(
+    buckets_N8: np.ndarray,
+    tokens_SK: np.ndarray,
+    n_S: np.ndarray,
+    nodes_R: np.ndarray,
+    probes_R: np.ndarray,
+) -> None:
+    """Bring the buckets to the cache that inserting these rows will read: all rows take each step
+    of their prefixes' and suffixes' walks together. Rows of the same block are not found yet.
+    """
+    num_buckets = buckets_N8.shape[0]
+    for first in range(2):
+        for row in range(len(n_S)):
+            nodes_R[row] = tokens_SK[row, first]
+        for i in range(first + 1, tokens_SK.shape[1]):
+            for row in range(len(n_S)):
+                if i < n_S[row] and nodes_R[row] >= 0:
+                    probes_R[row] = _bucket(_key(nodes_R[row], tokens_SK[row, i]), num_buckets)
+                    prefetch(buckets_N8, probes_R[row])
+            for row in range(len(n_S)):
+                if i < n_S[row] and nodes_R[row] >= 0:
+                    key = _key(nodes_R[row], tokens_SK[row, i])
+                    nodes_R[row] = _find(buckets_N8, probes_R[row], key)
 
 
 @nb.njit(nogil=True, cache=True)
