@@ -44,7 +44,7 @@ from scone_core.sources import find_files
 from scone_core.tokenizer import FastBpe
 
 ROUNDS = 5
-KERNEL_TOKENS = 16_000_000
+KERNEL_TOKENS = 12_000_000
 BUDGET_MB = 1024
 ROWS_PER_SHARD = 1 << 20
 Metrics = dict[str, float]
