@@ -4,12 +4,14 @@ serve run ray_jobs.serve_scone:app model=/data/run/served
 serve deploy cluster/serve.yaml
 """
 
+import os
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from ray.serve import Application
 
 from ray_jobs.lookup import Placement
+from scone_core import storage
 from scone_core.config import Frozen
 from scone_core.served_folder import read_section
 
@@ -37,6 +39,12 @@ class ServeConfig(Frozen):
     """Further engine arguments of vLLM, by their names in Python."""
     env: dict[str, str] = Field(default_factory=dict)
     """Further environment variables of an engine's processes."""
+
+    @field_validator("model")
+    @classmethod
+    def _make_absolute(cls, path: str) -> str:
+        """Engines run in other working folders."""
+        return os.path.abspath(path) if storage.is_local(path) else path
 
 
 def app(config: ServeConfig) -> Application:

@@ -136,9 +136,12 @@ def read_section(folder: str) -> SconeSection | None:
     """The `scone` section of a served folder, checked against its tokenizer; None for a plain one.
 
     Raises:
-        ArtifactError: the section is damaged or the tokenizer is not its own.
+        ArtifactError: no such folder, a damaged section, or another tokenizer.
     """
-    config = json.loads(storage.read_bytes(storage.join(folder, "config.json")))
+    path = storage.join(folder, "config.json")
+    if not storage.exists(path):
+        raise ArtifactError(f"{path}: missing; write the folder with pipelines/export.py")
+    config = json.loads(storage.read_bytes(path))
     if "scone" not in config:
         return None
     section = SconeSection.parse(config["scone"], folder=folder)
