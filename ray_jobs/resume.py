@@ -30,6 +30,8 @@ class ResumePoint(Frozen):
     fingerprint: str
     """Of the training that it belongs to."""
     num_workers: int
+    reports: list[dict[str, float]]
+    """All that was reported so far."""
 
     @property
     def tag(self) -> str:

@@ -3,22 +3,17 @@ DeepSpeed.
 """
 
 import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager
-from threading import Thread
 from typing import Any
 
-import mlflow
 import ray
-from ray.train import UserCallback
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2.api.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
-from ray.util.queue import Queue
 
 from ray_jobs.resume import find_resume_point
-from ray_jobs.runtime import Progress, connect
+from ray_jobs.runtime import connect
 from ray_jobs.tracking import log_manifest, stage_run
 from ray_jobs.train_config import TrainConfig
+from ray_jobs.train_reports import TrainingLog, follow_reports
 from ray_jobs.train_worker import EXPORT, train_worker
 from scone_core import artifacts
 from scone_core.artifacts import CheckpointManifest, FgramsManifest, TokensManifest
@@ -72,12 +67,12 @@ def _check_inputs(config: TrainConfig) -> dict[str, str]:
 def _train(config: TrainConfig, fingerprint: str) -> None:
     folder = config.local_resume_folder()
     point = find_resume_point(folder, fingerprint=fingerprint, num_workers=config.num_workers)
-    first_step = point.step if point else 0
-    if first_step:
-        print(f"train: goes on after step {first_step}")
     _require_cpus(config)
-    progress = Progress("train", unit="steps", total=config.steps, done=first_step)
-    with _reports(progress, first_step) as reports, tempfile.TemporaryDirectory() as scratch:
+    log = TrainingLog(steps=config.steps, steps_before=point.step if point else 0)
+    if point is not None:
+        print(f"train: goes on after step {point.step}")
+        log.log(point.reports)
+    with follow_reports(log) as send_reports, tempfile.TemporaryDirectory() as scratch:
         TorchTrainer(
             train_worker,
             train_loop_config={
@@ -94,7 +89,7 @@ def _train(config: TrainConfig, fingerprint: str) -> None:
                 storage_path=scratch,  # unused: resume states are ours
                 failure_config=FailureConfig(max_failures=config.max_failures),
                 logging_config=LoggingConfig(log_level="WARNING"),
-                callbacks=[SendReports(reports)],
+                callbacks=[send_reports],
                 worker_runtime_env={"env_vars": _worker_environment(config)},
             ),
         ).fit()
@@ -113,45 +108,6 @@ def _require_cpus(config: TrainConfig) -> None:
 def _worker_environment(config: TrainConfig) -> dict[str, str]:
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if config.network_interface else ()
     return QUIET | dict.fromkeys(names, config.network_interface or "")
-
-
-class SendReports(UserCallback):
-    """Passes what rank 0 reports from Ray Train's controller to the driver."""
-
-    def __init__(self, reports: Queue) -> None:
-        self._reports = reports
-
-    def after_report(
-        self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any
-    ) -> None:
-        self._reports.put(metrics[0])
-
-
-@contextmanager
-def _reports(progress: Progress, first_step: int) -> Generator[Queue]:
-    """A queue whose reports the driver, and only the driver, shows and logs to MLflow."""
-    reports = Queue(actor_options={"num_cpus": 0})
-    active = mlflow.active_run()
-    assert active is not None, "training is tracked"
-    follower = Thread(target=_follow, args=(reports, progress, first_step, active.info.run_id))
-    follower.start()
-    try:
-        yield reports
-    finally:
-        reports.put(None)
-        follower.join()
-        reports.shutdown()
-
-
-def _follow(reports: Queue, progress: Progress, done: int, run_id: str) -> None:
-    while (metrics := reports.get()) is not None:
-        step = metrics.pop("step")
-        note = f"loss {metrics['loss']:.3f}"
-        if "validation_perplexity" in metrics:
-            note += f", held-out perplexity {metrics['validation_perplexity']:.2f}"
-        progress.advance(step - done, note)
-        done = step
-        mlflow.log_metrics(metrics, step=step, run_id=run_id)
 
 
 def _manifest(config: TrainConfig, common: dict[str, Any]) -> CheckpointManifest:

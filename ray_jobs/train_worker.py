@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numba
 import ray.train
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from torch import Tensor
 from ray_jobs.resume import ResumePoint, find_resume_point, load_resume_state, save_resume_state
 from ray_jobs.train_config import TrainConfig
 from ray_jobs.train_engine import set_learning_rate, start_engine
+from ray_jobs.train_reports import Report
 from scone_core import storage
 from scone_core.artifacts import FgramsManifest, Shard, load_manifest, write_receipt
 from scone_core.batches import MicroBatch, TokenStream, TrainingBatches
@@ -39,7 +39,6 @@ def train_worker(settings: dict[str, Any]) -> None:
     """
     config = TrainConfig.model_validate(settings["config"])
     torch.set_num_threads(config.cpus_per_worker)
-    numba.set_num_threads(config.cpus_per_worker)
     worker = Worker(config, settings["fingerprint"])
     for step in range(worker.first_step, config.steps):
         worker.train_step(step)
@@ -67,6 +66,7 @@ class Worker:
         )
         self.model = build_model(config, self.batches.stream)
         self.engine = start_engine(self.model, config)
+        self.reports: list[Report] = []
         self.first_step = self._resume()
         self.tally = Tally()
 
@@ -76,6 +76,7 @@ class Worker:
         if point is None:
             return 0
         load_resume_state(self.engine, folder, point)
+        self.reports = point.reports
         return point.step
 
     def train_step(self, step: int) -> None:
@@ -94,18 +95,33 @@ class Worker:
             self.tally.add(output, batch)
 
     def finish_step(self, step: int) -> None:
-        """After `step` steps: evaluate, save and report where they are due."""
+        """After `step` steps: evaluate, report and save where they are due."""
         config = self.config
         is_last = step == config.steps
-        scores = self._evaluate() if is_last or step % config.eval_every == 0 else {}
-        if step % config.checkpoint_every == 0 and not is_last:
-            point = ResumePoint(step=step, fingerprint=self.fingerprint, num_workers=self.num_ranks)
+        evaluates = is_last or step % config.eval_every == 0
+        saves = not is_last and step % config.checkpoint_every == 0
+        if evaluates or saves or step % config.report_every == 0:
+            self._report(step, self._evaluate() if evaluates else {})
+        if saves:
+            point = ResumePoint(
+                step=step,
+                fingerprint=self.fingerprint,
+                num_workers=self.num_ranks,
+                reports=self.reports,
+            )
             save_resume_state(self.engine, config.local_resume_folder(), point)
-        if scores or is_last or step % config.report_every == 0:
-            rates = {"learning_rate": self.engine.get_lr()[0]}
-            norm = {"gradient_norm": float(self.engine.get_global_grad_norm())}
-            ray.train.report({"step": step, **rates, **norm, **self.tally.metrics(), **scores})
-            self.tally = Tally()
+
+    def _report(self, step: int, scores: dict[str, float]) -> None:
+        report = {
+            "step": step,
+            "learning_rate": self.engine.get_lr()[0],
+            "gradient_norm": float(self.engine.get_global_grad_norm()),
+            **self.tally.metrics(),
+            **scores,
+        }
+        self.reports.append(report)
+        ray.train.report(report)
+        self.tally = Tally()
 
     def _evaluate(self) -> dict[str, float]:
         """Held-out metrics; every rank scores its part of the windows."""

@@ -174,7 +174,7 @@ def command_line(config: TrainConfig) -> list[str]:
     return [
         word
         for name, value in flat.items()
-        if value not in ({}, True)
+        if value is not True and value != {}
         for word in (f"--{name.replace('_', '-')}", str(value))
     ]
 
