@@ -6,7 +6,6 @@
 import json
 import multiprocessing.pool
 import os
-import resource
 import shutil
 import statistics
 import sys
@@ -246,7 +245,13 @@ def _count_apart(folder: str, scratch: Path) -> tuple[float, float]:
     started = time.process_time()
     count_plain(folder, scratch)
     seconds = time.process_time() - started
-    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return seconds, peak_rss_mb()
+
+
+def peak_rss_mb() -> float:
+    """Of this process alone; `getrusage` would count its parent at the time of the fork."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").open())
+    return int(status["VmHWM"].split()[0]) / 1024
 
 
 def num_distinct(folder: str, scratch: Path) -> int:

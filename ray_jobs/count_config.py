@@ -58,8 +58,8 @@ class CountConfig(JobConfig):
     rows_per_shard: int = Field(default=1 << 22, ge=1)
     """F-grams per Parquet file."""
     engine: Resource[Engine] = "one_scan"
-    """One scan over suffix records of 8 bytes per token (16 at most), or max_n - 1 a-priori scans
-    with 4 bytes per token of scratch. Both give the same bytes."""
+    """One scan over suffix records of 8 bytes per token (16 at most), or the paper's max_n - 1
+    a-priori scans with about 7, however long the n-grams. Both give the same bytes."""
     scratch: Annotated[str | None, Role("output")] = None
     """Folder or URI that every worker sees; by default inside `out`. Removed at the end."""
     scratch_mb: Resource[int | None] = Field(default=None, ge=1)

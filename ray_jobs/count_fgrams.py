@@ -32,6 +32,9 @@ from scone_core.trie import num_buckets
 
 __all__ = ["CountConfig", "run"]
 
+STARTED = "started"
+"""Receipt that keeps `out` for its configuration while all other receipts lie in scratch."""
+
 
 def run(config: CountConfig) -> FgramsManifest:
     """Count all n-grams of a tokenized corpus and keep the most frequent as f-grams."""
@@ -85,9 +88,9 @@ def _publish_chunks(config: CountConfig, folder: str, plan: CountPlan) -> None:
 
 def _count(config: CountConfig, plan: CountPlan, common: dict[str, Any]) -> FgramsManifest:
     started = time.monotonic()
-    artifacts.write_receipt(config.out, "started", {"scratch": plan.scratch})
+    artifacts.write_receipt(config.out, STARTED, {"scratch": plan.scratch})
     receipts = count_ranges(config, plan)
-    ranking = rank_ranges(plan, receipts, num_fgrams=config.num_fgrams)
+    ranking = _rank(config, plan, receipts)
     shards = write_shards(config, plan, receipts, ranking)
     index = _write_index(config, plan, shards)
     tokenizer = storage.read_bytes(storage.join(config.tokens, "tokenizer.json"))
@@ -109,6 +112,15 @@ def _count(config: CountConfig, plan: CountPlan, common: dict[str, Any]) -> Fgra
     )
     _log(config, manifest, ranking.runs, seconds=time.monotonic() - started)
     return manifest
+
+
+def _rank(config: CountConfig, plan: CountPlan, receipts: list[Receipt]) -> Ranking:
+    """When nothing is frequent enough, `out` is free again for another configuration."""
+    try:
+        return rank_ranges(plan, receipts, num_fgrams=config.num_fgrams)
+    except ValueError:
+        artifacts.remove_receipt(config.out, STARTED)
+        raise
 
 
 def count_ranges(config: CountConfig, plan: CountPlan) -> list[Receipt]:

@@ -240,6 +240,11 @@ def read_receipt(folder: str, name: str) -> dict[str, Any] | None:
     return _read_json(path) if storage.exists(path) else None
 
 
+def remove_receipt(folder: str, name: str) -> None:
+    """Forget that the unit of work `name` is finished."""
+    storage.remove(storage.join(folder, RECEIPTS, f"{name}.json"))
+
+
 def write_shard(folder: str, name: str, batch: pa.RecordBatch, *, first_id: int = 0) -> Shard:
     """Publish `batch` as one Arrow IPC file with one uncompressed record batch, its body on a page
     boundary.

@@ -88,8 +88,12 @@ class CountPlan(Frozen):
     @property
     def num_tokens(self) -> int:
         """Of the whole corpus, chunks of earlier counts included."""
-        own = 0 if self.is_mapped else self.manifest.num_tokens
-        return own + sum(chunk.num_tokens for chunk in self.kept)
+        return self.num_new_tokens + sum(chunk.num_tokens for chunk in self.kept)
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens that are still to be mapped."""
+        return 0 if self.is_mapped else self.manifest.num_tokens
 
     def chunk_names(self, number: int) -> list[str]:
         """Names of the chunks of a round."""
@@ -113,7 +117,9 @@ class CountPlan(Frozen):
     @property
     def peak_bytes(self) -> int:
         """Resident memory that no unit is expected to exceed."""
-        per_chunk = self.manifest.num_tokens / max(self.num_chunks, 1) * _map_bytes(self.layout)
+        per_chunk = (
+            self.num_new_tokens / max(self.num_chunks, 1) * _map_bytes(self.layout, self.engine)
+        )
         per_range = self.range_records * _reduce_bytes(self.layout, self.min_count)
         return WORKER_BYTES + math.ceil(max(per_chunk, per_range))
 
@@ -122,11 +128,11 @@ class CountPlan(Frozen):
         """Scratch bytes of the records of one round, about."""
         per_record = self.layout.record_bytes
         if self.engine == "a_priori":
-            per_record = 4
+            per_record = 7
         elif self.scratch_form == "compressed":
             per_record = math.ceil(per_record / 2)
         index = self.num_chunks * (self.manifest.vocab_size + 7) * 8
-        return self.manifest.num_tokens * per_record // self.num_rounds + index
+        return self.num_new_tokens * per_record // self.num_rounds + index
 
 
 def plan_count(
@@ -158,12 +164,12 @@ def plan_count(
             f"memory_mb={memory_bytes >> 20}: at least {(WORKER_BYTES >> 20) + 64} are needed"
         )
     num_records = manifest.num_tokens + sum(chunk.num_tokens for chunk in kept)
-    most = int(available / _reduce_bytes(layout, min_count))
-    wanted = num_records // num_ranges if num_ranges else num_records // MIN_RANGES
-    at_least = wanted if num_ranges else max(RANGE_RECORDS, num_records // MAX_UNITS)
-    for_map = math.ceil(manifest.num_tokens * _map_bytes(layout) / available)
+    for_map = math.ceil(manifest.num_tokens * _map_bytes(layout, engine) / available)
     chunk_tokens = max(CHUNK_TOKENS, manifest.num_tokens // MAX_UNITS)
     usual = max(MIN_CHUNKS, math.ceil(manifest.num_tokens / chunk_tokens), for_map)
+    range_records = max(RANGE_RECORDS, num_records // MAX_UNITS)
+    range_records = min(range_records, num_records // (num_ranges or MIN_RANGES))
+    range_records = min(range_records, int(available / _reduce_bytes(layout, min_count)))
     return CountPlan(
         tokens=tokens,
         manifest=manifest,
@@ -172,7 +178,7 @@ def plan_count(
         max_n=max_n,
         min_count=min_count,
         num_chunks=num_chunks or usual,
-        range_records=max(1, min(wanted, at_least, most)),
+        range_records=max(1, range_records),
         round_tokens=(0, manifest.vocab_size),
         engine=engine,
         scratch_form=scratch_form,
@@ -270,9 +276,11 @@ def _piece(plan: CountPlan, shard: Shard, low: int, high: int) -> Piece:
     return Piece(tokens_L, offsets_D1, first, last)
 
 
-def _map_bytes(layout: Layout) -> int:
-    """Bytes per token of a chunk: its record and the token itself."""
-    return layout.record_bytes + 4
+def _map_bytes(layout: Layout, engine: Engine) -> int:
+    """Bytes per token of a chunk: the token itself and its record, or what a-priori needs at most:
+    key, position, slot, number and a hash table of only distinct keys at half its load.
+    """
+    return 4 + (layout.record_bytes if engine == "one_scan" else 8 + 3 * 4 + 2 * 20)
 
 
 def _reduce_bytes(layout: Layout, min_count: int) -> float:

@@ -195,7 +195,7 @@ def validate_fgrams(folder: str) -> FgramsManifest:
         first_id = int(num_per_n.sum())
         if not np.array_equal(rows.column("fgram_id"), first_id + np.arange(rows.num_rows)):
             raise ArtifactError(f"{folder}: fgram_id is not the row number behind row {first_id}")
-        _check_rows(fgrams, manifest, f"{folder}: f-grams from {first_id} on")
+        _check_rows(fgrams, manifest, first_id, f"{folder}: f-grams from {first_id} on")
         _check_order(fgrams, last_row, f"{folder}: f-grams from {first_id} on")
         num_per_n += np.bincount(fgrams.n_M, minlength=manifest.max_n + 1)
         last_row = NGrams(*(column[-1:] for column in fgrams))
@@ -205,11 +205,13 @@ def validate_fgrams(folder: str) -> FgramsManifest:
     return manifest
 
 
-def _check_rows(fgrams: NGrams, manifest: FgramsManifest, where: str) -> None:
+def _check_rows(fgrams: NGrams, manifest: FgramsManifest, first_id: int, where: str) -> None:
     tokens_MK, n_M, counts_M = fgrams
+    num_ranked = manifest.num_fgrams - manifest.num_included
+    counts_M = counts_M[: max(num_ranked - first_id, 0)]
     if tokens_MK.shape[1] != manifest.max_n or n_M.min() < 2 or n_M.max() > manifest.max_n:
         raise ArtifactError(f"{where}: n outside 2 to max_n={manifest.max_n}")
-    if counts_M.min() < manifest.min_count:
+    if counts_M.size and counts_M.min() < manifest.min_count:
         raise ArtifactError(f"{where}: count {counts_M.min()} < min_count={manifest.min_count}")
     inside_MK = np.arange(manifest.max_n) < n_M[:, None]
     if tokens_MK[~inside_MK].any():

@@ -87,7 +87,7 @@ def read_bytes(path: str) -> bytes:
         return stream.read()
 
 
-def write_atomic(path: str, write: Callable[[Path], None]) -> tuple[int, str]:
+def write_atomic(path: str, write: Callable[[Path], object]) -> tuple[int, str]:
     """Let `write` fill a temporary local file, make it durable and publish it as `path` in one
     step.
 
@@ -97,7 +97,7 @@ def write_atomic(path: str, write: Callable[[Path], None]) -> tuple[int, str]:
     return _publish(path, write, lambda file: (file.stat().st_size, sha256_of(str(file))))
 
 
-def write_unhashed(path: str, write: Callable[[Path], None]) -> int:
+def write_unhashed(path: str, write: Callable[[Path], object]) -> int:
     """`write_atomic` for scratch files, which nobody verifies: their size alone."""
     return _publish(path, write, lambda file: file.stat().st_size)
 
@@ -172,7 +172,7 @@ def _cache_folder(version: str) -> Path:
     return cache / key
 
 
-def _publish(path: str, write: Callable[[Path], None], inspect: Callable[[Path], T]) -> T:
+def _publish(path: str, write: Callable[[Path], object], inspect: Callable[[Path], T]) -> T:
     """What `inspect` says of the temporary file, which is `path` from then on."""
     filesystem, inner = resolve(path)
     if not isinstance(filesystem, pafs.LocalFileSystem):
@@ -195,7 +195,7 @@ def _publish(path: str, write: Callable[[Path], None], inspect: Callable[[Path],
 def _write_remote(
     filesystem: pafs.FileSystem,
     inner: str,
-    write: Callable[[Path], None],
+    write: Callable[[Path], object],
     inspect: Callable[[Path], T],
 ) -> T:
     """Object stores publish an object when its upload ends, so the local file is made first."""

@@ -103,7 +103,9 @@ def read_documents(
         ValueError: names the file that is damaged or holds no integers.
     """
     try:
-        yield from _split(_rows(source.path, form.column, np.dtype(form.flat_dtype)), separator_id)
+        yield from split_rows(
+            _rows(source.path, form.column, np.dtype(form.flat_dtype)), separator_id
+        )
     except (pa.ArrowInvalid, OSError, EOFError) as error:
         raise ValueError(f"{source.path}: damaged file: {error}") from error
 
@@ -123,7 +125,7 @@ def _rows(path: str, column: str, flat_dtype: np.dtype) -> Iterator[Row]:
     return _flat_rows(path, _map_flat(local, flat_dtype))
 
 
-def _split(rows: Iterable[Row], separator_id: int) -> Iterator[np.ndarray]:
+def split_rows(rows: Iterable[Row], separator_id: int) -> Iterator[np.ndarray]:
     """Documents end where a row begins one, and at separators."""
     open_parts: list[np.ndarray] = []
     for tokens_L, begins in rows:

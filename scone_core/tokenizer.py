@@ -6,6 +6,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,7 +51,7 @@ class Tokenizer:
         self._reference.no_padding()
         self._fast = self._fast_bpe() if engine == "tiktoken" else None
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """Number of ids, added tokens included: the largest id + 1."""
         return max(self._reference.get_vocab(with_added_tokens=True).values()) + 1

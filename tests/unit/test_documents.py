@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -166,3 +168,31 @@ def test_an_unknown_kind_of_file_is_refused(tmp_path: Path) -> None:
     path.write_text("x")
     with pytest.raises(ValueError, match="unknown kind"):
         list(read_packs([SourceFile(0, str(path), "a.csv")], DocumentFormat(), 1))
+
+
+PEAK_OF_READING = """
+import sys
+from scone_core.documents import DocumentFormat, read_packs
+from scone_core.sources import find_files
+for pack in read_packs(find_files((sys.argv[1],)), DocumentFormat(), 4 << 20):
+    pass
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+print(status["VmHWM"].split()[0])
+"""
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_memory_does_not_grow_with_the_size_of_a_file(tmp_path: Path, suffix: str) -> None:
+    """A reader that loads the file whole fails by its size (ray-project/ray#46485): 8 and 80 MB."""
+    peaks = []
+    for num_texts in (1000, 10_000):
+        path = tmp_path / f"{num_texts}{suffix}"
+        texts = [f"{number} " + "word " * 1600 for number in range(num_texts)]
+        if suffix == ".jsonl":
+            path.write_bytes(jsonl(texts))
+        else:
+            pq.write_table(pa.table({"text": texts}), path, compression="none")
+        command = [sys.executable, "-c", PEAK_OF_READING, str(path)]
+        result = subprocess.run(command, capture_output=True, text=True, check=True)
+        peaks.append(int(result.stdout))
+    assert peaks[1] < 1.2 * peaks[0]

@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from ray_jobs.tokenize_corpus import documents_to_batch
-from scone_core.fgrams import fgram_schema
+from ray_jobs.tokenize_corpus import documents_to_batch, to_table
+from scone_core.documents import Pack
+from scone_core.fgrams import fgram_schema, ngram_batch
+from scone_core.ngrams import NGrams
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,9 +51,13 @@ def test_counting_imports_no_torch() -> None:
 
 
 def test_no_schema_has_32_bit_offsets() -> None:
-    """Such a column overflows at 2 GiB (ray-project/ray#29492, apache/arrow#25822)."""
+    """Such a column overflows at 2 GiB, also in a shuffle or a batch of texts
+    (ray-project/ray#29492, #65200, #47448, apache/arrow#25822).
+    """
     tokens = documents_to_batch([], [], vocab_size=10).schema
-    for schema in (tokens, fgram_schema(5)):
+    texts = to_table(0, Pack(doc_ids=[1], texts=["text"])).drop_columns("num_skipped").schema
+    rows = NGrams(np.zeros((1, 5), np.uint32), np.ones(1, np.uint8), np.ones(1, np.uint64))
+    for schema in (tokens, texts, ngram_batch(rows).schema, fgram_schema(5)):
         for field in schema:
             narrow = (pa.types.is_string, pa.types.is_binary, pa.types.is_list)
             assert not any(is_narrow(field.type) for is_narrow in narrow), field

@@ -109,7 +109,7 @@ def test_every_format_gives_the_same_documents(
 def test_documents_end_at_separators_wherever_blocks_end(stream: list[int], block: int) -> None:
     blocks = [np.array(stream[i : i + block]) for i in range(0, len(stream), block)]
     rows = [tokenized.Row(tokens, begins=i == 0) for i, tokens in enumerate(blocks)]
-    found = [document.tolist() for document in tokenized._split(rows, SEPARATOR)]
+    found = [document.tolist() for document in tokenized.split_rows(rows, SEPARATOR)]
     text = "".join(map(str, stream)).split("0")
     assert found == [[int(token) for token in part] for part in text if part]
 
