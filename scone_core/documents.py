@@ -257,7 +257,7 @@ def _decode(content: bytes, form: DocumentFormat) -> str:
 def _parquet_records(source: SourceFile, form: DocumentFormat) -> Iterator[Record]:
     filesystem, inner = storage.resolve(source.path)
     try:
-        file = pq.ParquetFile(inner, filesystem=filesystem, buffer_size=1 << 20)
+        file = pq.ParquetFile(inner, filesystem=filesystem, buffer_size=1 << 20, pre_buffer=False)
     except pa.ArrowInvalid as error:
         raise ValueError(f"{source.path}: damaged Parquet file: {error}") from error
     names = file.schema_arrow.names

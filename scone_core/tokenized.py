@@ -147,7 +147,9 @@ def _joined(parts: list[np.ndarray]) -> Iterator[np.ndarray]:
 
 def _parquet_rows(path: str, column: str) -> Iterator[Row]:
     filesystem, inner = storage.resolve(path)
-    with pq.ParquetFile(inner, filesystem=filesystem, buffer_size=1 << 20) as file:
+    with pq.ParquetFile(
+        inner, filesystem=filesystem, buffer_size=1 << 20, pre_buffer=False
+    ) as file:
         _require_column(path, column, file.schema_arrow)
         for batch in file.iter_batches(batch_size=256, columns=[column]):
             yield from _list_rows(path, batch.column(column))
