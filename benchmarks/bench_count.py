@@ -262,7 +262,7 @@ def num_distinct(folder: str, scratch: Path) -> int:
     num = 0
     for lower, upper in zip(cuts[:-1], cuts[1:], strict=True):
         groups, _ = gather_range(chunks, plan.layout, lower, upper)
-        sort_groups(groups, min_size=2)
+        groups = sort_groups(groups, plan.layout, min_size=2)
         num += len(count_groups(groups, plan.layout, min_count=1).n_M)
     return num
 

@@ -42,7 +42,7 @@ def map_chunk(plan: CountPlan, number: int, chunk: int) -> Receipt:
     compressed = plan.scratch_form == "compressed"
     num_ranges = max(1, plan.num_tokens // plan.range_records)
     sorted_from = 1 if compressed else max(1, len(groups.records.low_R) // num_ranges)
-    sort_groups(groups, min_size=sorted_from)
+    groups = sort_groups(groups, plan.layout, min_size=sorted_from)
     path = plan.chunk_paths(number)[chunk]
     block = BLOCK if compressed else 0
     num_bytes = write_chunk(path, groups, sorted_from=max(sorted_from, 2), block=block)
@@ -79,7 +79,7 @@ def reduce_range(plan: CountPlan, number: int, lower: Cut, upper: Cut, name: str
     """
     layout, chunks = plan.layout, [Chunk(path) for path in plan.chunk_paths(number)]
     groups, num_equal = gather_range(chunks, layout, lower, upper)
-    sort_groups(groups, min_size=plan.min_count)
+    groups = sort_groups(groups, layout, min_size=plan.min_count)
     found = count_groups(groups, layout, min_count=plan.min_count)
     across = lower.open_ngrams(layout) | upper.open_ngrams(layout)
     counts = count_exactly(groups, layout, across | set(plan.include), lower, num_equal)

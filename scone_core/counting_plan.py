@@ -280,11 +280,19 @@ def _map_bytes(layout: Layout, engine: Engine) -> int:
     """Bytes per token of a chunk: the token itself and its record, or what a-priori needs at most:
     key, position, slot, number and a hash table of only distinct keys at half its load.
     """
-    return 4 + (layout.record_bytes if engine == "one_scan" else 8 + 3 * 4 + 2 * 20)
+    if engine == "a_priori":
+        return 4 + 8 + 3 * 4 + 2 * 20
+    return 4 + layout.record_bytes + _sort_bytes(layout)
 
 
 def _reduce_bytes(layout: Layout, min_count: int) -> float:
-    """Bytes per record of a range at most: two copies while it is read, and the n-grams, as many as
-    can reach `min_count`.
+    """Bytes per record of a range at most: two copies while it is read, what sorting takes, and the
+    n-grams, as many as can reach `min_count`.
     """
-    return 2 * layout.record_bytes + ROW_BYTES * (layout.max_n - 1) / min_count
+    rows = ROW_BYTES * (layout.max_n - 1) / min_count
+    return 2 * layout.record_bytes + _sort_bytes(layout) + rows
+
+
+def _sort_bytes(layout: Layout) -> int:
+    """One-word records are sorted in place, others by a word each into a copy."""
+    return 0 if layout.high_dtype is None else layout.record_bytes + 8

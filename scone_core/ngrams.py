@@ -57,7 +57,7 @@ def count_ngrams(pieces: Iterable[Piece], layout: Layout, *, min_count: int) -> 
     until the next call.
     """
     groups = group_records(list(pieces), layout)
-    sort_groups(groups, min_size=min_count)
+    groups = sort_groups(groups, layout, min_size=min_count)
     return count_groups(groups, layout, min_count=min_count)
 
 
@@ -100,15 +100,29 @@ def starts_of(sizes_G: np.ndarray) -> np.ndarray:
     return starts_G1
 
 
-def sort_groups(groups: Groups, *, min_size: int) -> None:
-    """Sort every group of at least `min_size` records in place."""
+def sort_groups(groups: Groups, layout: Layout, *, min_size: int) -> Groups:
+    """The groups, those of at least `min_size` records sorted. Uses up what it is given; valid
+    until the next call.
+    """
     low_R, high_R = groups.records
-    if high_R is not None:
-        record_kernels.sort_groups(low_R, high_R, groups.starts_G1, max(min_size, 2))
-        return
-    starts = groups.starts_G1.tolist()
-    for group in np.flatnonzero(np.diff(groups.starts_G1) >= max(min_size, 2)).tolist():
-        low_R[starts[group] : starts[group + 1]].sort()
+    min_size = max(min_size, 2)
+    if high_R is None:
+        _sort_words(low_R, groups.starts_G1, min_size)
+        return groups
+    ordered = _records("sorted", len(low_R), layout)
+    keys_R = buffer("keys", len(low_R), np.uint64)
+    starts_G1 = groups.starts_G1
+    record_kernels.number_groups(low_R, high_R, starts_G1, layout.num_bits, min_size, keys_R)
+    _sort_words(keys_R, starts_G1, min_size)
+    record_kernels.place_groups(keys_R, starts_G1, min_size, low_R, high_R, *ordered)
+    return groups._replace(records=ordered)
+
+
+def _sort_words(words_R: np.ndarray, starts_G1: np.ndarray, min_size: int) -> None:
+    """NumPy sorts words with SIMD instructions: 6 ns each where compiled code takes 60."""
+    starts = starts_G1.tolist()
+    for group in np.flatnonzero(np.diff(starts_G1) >= min_size).tolist():
+        words_R[starts[group] : starts[group + 1]].sort()
 
 
 def count_groups(groups: Groups, layout: Layout, *, min_count: int) -> NGrams:

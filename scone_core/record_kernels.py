@@ -169,14 +169,64 @@ def _any_above(low: np.uint64, high: np.uint64, shift: np.uint64) -> bool:
     return ((low >> shift) | high) != 0
 
 
+@nb.njit(inline="always")
+def _num_bits(num: int) -> np.uint64:
+    """Bits that number `num` records."""
+    bits = np.uint64(1)
+    while np.uint64(num) >> bits:
+        bits += np.uint64(1)
+    return bits
+
+
 @nb.njit(nogil=True, cache=True)
-def sort_groups(
-    low_R: np.ndarray, high_R: np.ndarray, starts_G1: np.ndarray, min_size: int
+def number_groups(
+    low_R: np.ndarray,
+    high_R: np.ndarray,
+    starts_G1: np.ndarray,
+    num_bits: int,
+    min_size: int,
+    keys_R: np.ndarray,
 ) -> None:
-    """Sort every group of at least `min_size` two-part records."""
+    """A word for every record of the groups of at least `min_size`: its highest bits, as many as
+    leave room for its number in the group.
+    """
     for group in range(len(starts_G1) - 1):
-        if starts_G1[group + 1] - starts_G1[group] >= min_size:
-            sort_pairs(low_R, high_R, starts_G1[group], starts_G1[group + 1] - 1)
+        first, num = starts_G1[group], starts_G1[group + 1] - starts_G1[group]
+        if num >= min_size:
+            room = _num_bits(num)
+            shift = np.uint64(num_bits) - _WORD + room
+            for i in range(num):
+                top = _shifted(low_R[first + i], np.uint64(high_R[first + i]), shift)
+                keys_R[first + i] = (top << room) | np.uint64(i)
+
+
+@nb.njit(nogil=True, cache=True)
+def place_groups(
+    keys_R: np.ndarray,
+    starts_G1: np.ndarray,
+    min_size: int,
+    low_R: np.ndarray,
+    high_R: np.ndarray,
+    sorted_low_R: np.ndarray,
+    sorted_high_R: np.ndarray,
+) -> None:
+    """Records in the order of their sorted `number_groups`, those of equal highest bits sorted."""
+    for group in range(len(starts_G1) - 1):
+        first, last = starts_G1[group], starts_G1[group + 1]
+        if last - first < min_size:
+            sorted_low_R[first:last] = low_R[first:last]
+            sorted_high_R[first:last] = high_R[first:last]
+            continue
+        room = _num_bits(last - first)
+        number = (np.uint64(1) << room) - np.uint64(1)
+        begin = first
+        for i in range(first, last):
+            source = first + np.int64(keys_R[i] & number)
+            sorted_low_R[i], sorted_high_R[i] = low_R[source], high_R[source]
+            if i + 1 == last or (keys_R[i] ^ keys_R[i + 1]) >> room:
+                if i > begin:
+                    sort_pairs(sorted_low_R, sorted_high_R, begin, i)
+                begin = i + 1
 
 
 @nb.njit(nogil=True, cache=True)

@@ -35,7 +35,7 @@ def write_chunks(
     chunks = []
     for i, (first, last) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
         groups = group_records([Piece(tokens_L, offsets_D1, first, last)], layout)
-        sort_groups(groups, min_size=form["sorted_from"])
+        groups = sort_groups(groups, layout, min_size=form["sorted_from"])
         write_chunk(str(folder / f"{i}.records"), groups, **form)
         chunks.append(Chunk(str(folder / f"{i}.records")))
     return chunks
@@ -47,7 +47,7 @@ def count_all(chunks: list[Chunk], layout: Layout, cuts: list[Cut], min_count: i
     across_all: Counter = Counter()
     for lower, upper in zip(cuts[:-1], cuts[1:], strict=True):
         groups, num_equal = gather_range(chunks, layout, lower, upper)
-        sort_groups(groups, min_size=min_count)
+        groups = sort_groups(groups, layout, min_size=min_count)
         across = lower.open_ngrams(layout) | upper.open_ngrams(layout)
         across_all.update(count_exactly(groups, layout, across, lower, num_equal))
         found = without(count_groups(groups, layout, min_count=min_count), across)
