@@ -9,6 +9,7 @@ all such records are counted where they lie and none is read.
 Shapes: G groups, R records.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
@@ -93,7 +94,7 @@ def _shallowest(
     """
     for depth in range(2, layout.max_n):
         value = layout.truncate(values[i], depth - 1)
-        place = before[np.searchsorted(np.array(values[: i + 1], object), value)]
+        place = before[bisect_left(values, value, 0, i)]
         if value > last.value and before[i] - place <= most:
             return Cut(token=last.token, value=value, depth=depth), place
     return Cut(token=last.token, value=values[i], depth=layout.max_n), before[i]
