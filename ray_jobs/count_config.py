@@ -28,7 +28,7 @@ from scone_core.counting_plan import (
     sample_cuts,
 )
 from scone_core.records import MAX_N
-from scone_core.trie import MAX_FGRAMS
+from scone_core.trie import MAX_FGRAMS, MAX_VOCAB
 
 MAX_ROUNDS = 64
 ROUNDS = "rounds"
@@ -131,8 +131,13 @@ def make_plan(config: CountConfig, tokens: TokensManifest, scratch: str) -> Coun
     """The plan for one round.
 
     Raises:
-        ValueError: memory or records are too small.
+        ValueError: memory, records or the index are too small.
     """
+    if tokens.vocab_size > MAX_VOCAB:
+        raise ValueError(
+            f"vocab_size={tokens.vocab_size} of {config.tokens}: the index holds {MAX_VOCAB} ids; "
+            "use a tokenizer with a smaller vocabulary"
+        )
     return plan_count(
         config.tokens,
         tokens,

@@ -375,6 +375,16 @@ def test_the_coverage_of_held_out_documents_is_recorded(
     assert re.search(r"held out: hit rate 0\.[1-9]\d+, mean", capsys.readouterr().out)
 
 
+def test_a_vocabulary_beyond_the_index_is_refused_before_anything_is_written(
+    config: CountConfig,
+) -> None:
+    manifest = artifacts.load_manifest(TokensManifest, config.tokens)
+    artifacts.publish(config.tokens, manifest.model_copy(update={"vocab_size": (1 << 20) + 1}))
+    with pytest.raises(ValueError, match="vocab_size=1048577 of .*: the index holds 1048576 ids"):
+        run(config)
+    assert not Path(config.out).exists()
+
+
 def test_a_separator_inside_a_document_is_refused(config: CountConfig, tmp_path: Path) -> None:
     write_tokens(str(tmp_path / "joined"), [*DOCUMENTS, [1, 0, 2]])
     with pytest.raises(ArtifactError, match="separator=0 inside a document"):
