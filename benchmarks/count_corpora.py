@@ -20,7 +20,7 @@ from scone_core.ngrams import Piece
 
 SHARED = Path(__file__).parents[2] / "shared" / "corpus"
 MILLION = 1_000_000
-SEGMENT = 8
+SEGMENT = 7
 """Mean length of the pieces of real text of which generated text consists: every joint gives new
 n-grams, so their number keeps growing with the corpus, as in a real one."""
 DOCUMENT = 700
