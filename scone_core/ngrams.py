@@ -154,7 +154,7 @@ def join_groups(
     until the next call.
     """
     next_G = starts_of(sizes_G)[:-1]
-    joined = _records("joined", int(sizes_G.sum()), layout)
+    joined = _records("records", int(sizes_G.sum()), layout)
     for chosen, starts_G1, part in parts:
         for source_R, column_R in zip(part.columns, joined.columns, strict=True):
             record_kernels.append_groups(source_R, starts_G1, next_G[chosen], column_R)
