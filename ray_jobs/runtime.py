@@ -72,6 +72,7 @@ def connect(cluster: Cluster) -> None:
         num_cpus=cluster.num_cpus,
         object_store_memory=cluster.object_store_mb << 20,
         include_dashboard=False,
+        log_to_driver=False,  # errors of tasks come as exceptions, the rest lies in Ray's log files
         logging_level=logging.WARNING,
     )
 
