@@ -3,7 +3,7 @@
 A chunk file is, little-endian: six int64 (first token, groups, records, `sorted_from`, bytes of a
 record's high part, block size or 0), the starts of its groups, then the column of low words and
 that of high parts. A column is raw, or blocks of `block` records: their ends in bytes, then each
-block as zstd over the differences of its records (2.9-3.5 bytes per record where sorted, instead of
+block as zstd over the differences of its records (4 bytes per record of sorted English, instead of
 8). Groups of at least `sorted_from` records are sorted, so a reader can take a part of one.
 
 Shapes: G groups, R records.
