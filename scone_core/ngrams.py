@@ -114,7 +114,7 @@ def sort_groups(groups: Groups, layout: Layout, *, min_size: int) -> Groups:
     starts_G1 = groups.starts_G1
     record_kernels.number_groups(low_R, high_R, starts_G1, layout.num_bits, min_size, keys_R)
     _sort_words(keys_R, starts_G1, min_size)
-    record_kernels.place_groups(keys_R, starts_G1, min_size, low_R, high_R, *ordered)
+    record_kernels.place_groups(keys_R, starts_G1, min_size, low_R, high_R, *ordered.columns)
     return groups._replace(records=ordered)
 
 
