@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TIMEOUT_S = 240
+TIMEOUT_S = 480
 
 
 def start_script(script: str, *args: str) -> subprocess.Popen[str]:
@@ -28,7 +28,11 @@ def start_script(script: str, *args: str) -> subprocess.Popen[str]:
 def run_script(script: str, *args: str) -> tuple[int, str]:
     """Exit code and output (stdout and stderr together) of a pipeline script."""
     process = start_script(script, *args)
-    output, _ = process.communicate(timeout=TIMEOUT_S)
+    try:
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     return process.returncode, output
 
 

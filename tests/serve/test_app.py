@@ -31,7 +31,7 @@ class Api(NamedTuple):
     client: openai.OpenAI
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def api(base: Path) -> Iterator[Api]:
     """serve.yaml with the values that a user must change, chunked prefill, and lookup actors."""
     applications = yaml.safe_load(SERVE_YAML.read_text())

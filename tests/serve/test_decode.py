@@ -2,29 +2,36 @@
 
 from pathlib import Path
 
-from ray_jobs.measure_decode import DecodeManifest
+import pytest
+
+from ray_jobs.measure_decode import DecodeConfig, DecodeManifest, run
 from scone_core import artifacts
 from tests.corpora import write_tokens, zipf_documents
 from tests.served_models import VOCAB, publish_served
 from tests.stages import run_script
 
 
-def test_both_models_are_served_once_and_never_again(base: Path, tmp_path: Path) -> None:
+def test_both_models_are_served_once_and_never_again(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     publish_served(tmp_path / "plain", None)
     documents = zipf_documents(num_documents=4, mean_length=40, vocab_size=VOCAB, seed=0)
     write_tokens(str(tmp_path / "tokens"), documents, vocab_size=VOCAB)
-    arguments = [
-        *("--model", str(base / "served"), "--baseline", str(tmp_path / "plain")),
-        *("--tokens", str(tmp_path / "tokens"), "--out", str(tmp_path / "decode")),
-        *("--num-rounds", "1", "--num-tokens", "8"),
-    ]
-    code, output = run_script("measure_decode.py", *arguments)
+    config = DecodeConfig(
+        model=str(base / "served"),
+        baseline=str(tmp_path / "plain"),
+        tokens=str(tmp_path / "tokens"),
+        out=str(tmp_path / "decode"),
+        num_rounds=1,
+        num_tokens=8,
+    )
+    names = ("model", "baseline", "tokens", "out", "num_rounds", "num_tokens")
+    options = [f"--{name.replace('_', '-')}={getattr(config, name)}" for name in names]
+    code, output = run_script("measure_decode.py", *options)
     assert code == 0, output[-6000:]
-    measured = artifacts.load_manifest(DecodeManifest, str(tmp_path / "decode"))
+    measured = artifacts.load_manifest(DecodeManifest, config.out)
     assert measured.decode_tokens_per_s > 0
     assert measured.decode_tokens_per_s_baseline > 0
     assert measured.answer
-    code, output = run_script("measure_decode.py", *arguments)
-    assert code == 0
-    assert "up to date" in output
-    assert "engines are starting" not in output
+    assert run(config) == measured
+    assert "up to date" in capsys.readouterr().out
