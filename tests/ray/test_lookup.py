@@ -1,6 +1,5 @@
 """Laws of the lookup: where rows come from is invisible in them."""
 
-
 import numpy as np
 import pytest
 import ray
