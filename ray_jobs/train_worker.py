@@ -112,10 +112,12 @@ class Worker:
             save_resume_state(self.engine, config.local_resume_folder(), point)
 
     def _report(self, step: int, scores: dict[str, float]) -> None:
+        norm = self.engine.get_global_grad_norm()
+        assert norm is not None, "a step was done"
         report = {
             "step": step,
             "learning_rate": self.engine.get_lr()[0],
-            "gradient_norm": float(self.engine.get_global_grad_norm()),
+            "gradient_norm": float(norm),
             **self.tally.metrics(),
             **scores,
         }
