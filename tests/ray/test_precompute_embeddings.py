@@ -30,7 +30,7 @@ LONG_DOT_PRODUCTS = DecoderConfig(
     hidden_size=64,
     num_hidden_layers=1,
     num_attention_heads=2,
-    options={"intermediate_size": 8192},
+    intermediate_size=8192,
 )
 """MKL splits a product of this length by the number of threads, unless told otherwise."""
 
