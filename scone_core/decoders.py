@@ -7,7 +7,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -36,6 +36,13 @@ class DecoderConfig(Frozen):
     """Token embedding and prediction head share their weights."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Any further field of that config, such as num_key_value_heads or rope_theta."""
+
+    @field_validator("options")
+    @classmethod
+    def _refuse_own_fields(cls, options: dict[str, Any]) -> dict[str, Any]:
+        if own := sorted(options.keys() & cls.model_fields.keys()):
+            raise ValueError(f"options: {own} have fields of their own")
+        return options
 
 
 def hugging_face_config(

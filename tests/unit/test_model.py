@@ -29,7 +29,8 @@ def small_model(fgram: FgramModelConfig | None, *, seed: int = 0) -> SconeLM:
         hidden_size=32,
         num_hidden_layers=2,
         num_attention_heads=4,
-        options={"intermediate_size": 64, "num_key_value_heads": 2},
+        intermediate_size=64,
+        options={"num_key_value_heads": 2},
     )
     config = hugging_face_config(decoder, vocab_size=VOCAB_SIZE, separator_id=0)
     return SconeLM.start(build_causal_lm(config), fgram)
@@ -236,3 +237,8 @@ def test_a_checkpoint_with_a_missing_weight_is_refused(tmp_path):
 def test_fgram_width_that_the_heads_cannot_have_is_refused():
     with pytest.raises(ValueError, match=r"fgram_model\.width=20"):
         small_model(FgramModelConfig(width=20))
+
+
+def test_an_option_that_has_a_field_of_its_own_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"options: \['hidden_size'\] have fields of their own"):
+        DecoderConfig(options={"hidden_size": 64})
