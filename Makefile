@@ -34,7 +34,8 @@ quickstart: $(READY)
 	$(BIN)/python pipelines/end_to_end.py --root $(RUN)
 
 test: $(READY)
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests/unit tests/contract tests/ray
+	$(BIN)/python -m pytest tests/serve
 
 check: $(READY)
 	$(BIN)/ruff format --check .
