@@ -95,15 +95,19 @@ class FgramsManifest(Manifest):
 
 
 class CheckpointManifest(Manifest):
-    """checkpoint/v1: Hugging Face folders `main_model/` and, with f-grams, `fgram_model/`."""
+    """checkpoint/v1: Hugging Face folder `main_model/` and, where the method has weights of its
+    own, `fgram_model/` or `over_encoding/`.
+    """
 
     CONTRACT: ClassVar[str] = "checkpoint/v1"
     contract: Literal["checkpoint/v1"] = "checkpoint/v1"
     step: int
     tokens_seen: int
     tokenizer_sha256: str
+    method: Literal["plain", "scone", "fgram_mean", "over_encoding"]
+    """How input embeddings are made (scone_core/input_embeddings.py)."""
     fgrams_fingerprint: str | None
-    """None for a plain baseline."""
+    """None for a method without f-grams."""
     max_n: int | None
     fgram_output: Literal["residual", "replace"] | None
 

@@ -10,7 +10,7 @@ Legend: B windows of a batch, T sequence length, L tokens of a shard, D1 its doc
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self
+from typing import Literal, NamedTuple, Protocol, Self
 
 import numba
 import numpy as np
@@ -41,6 +41,21 @@ class MicroBatch(NamedTuple):
     """None for a plain baseline."""
     match_len_BT: np.ndarray
     """Length of the longest f-gram that ends at the position, 1 for a miss."""
+    positions_BT: Tensor | None = None
+    """Counted from 0 in every document, where attention ends at document borders."""
+
+    def to(self, device: torch.device | str) -> Self:
+        """The batch with its tensors on `device`."""
+        moved = {
+            name: part.to(device)
+            for name, part in self._asdict().items()
+            if part is not None and name != "match_len_BT"
+        }
+        return self._replace(**moved)
+
+
+AttentionSpan = Literal["sequence", "document"]
+"""How far a position looks back: over the whole sequence, or to the beginning of its document."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +132,7 @@ class TrainingBatches:
     global_batch: int
     """Sequences per optimizer step, all ranks together."""
     seed: int
+    attention_span: AttentionSpan = "sequence"
 
     def __post_init__(self) -> None:
         if self.num_windows < 1:
@@ -136,7 +152,11 @@ class TrainingBatches:
         for samples_B in split_step(step, self.global_batch, micro_batch, rank, num_ranks):
             windows_B = shuffle(samples_B, num_windows=self.num_windows, seed=self.seed)
             window_BT1 = self.stream.windows(windows_B, self.sequence_length)
-            yield make_micro_batch(window_BT1[:, :-1], window_BT1[:, 1:], self.matcher)
+            batch = make_micro_batch(window_BT1[:, :-1], window_BT1[:, 1:], self.matcher)
+            separator_id = self.stream.manifest.separator_id
+            yield batch._replace(
+                positions_BT=positions(batch.tokens_BT, separator_id, self.attention_span)
+            )
 
 
 def make_micro_batch(
@@ -149,6 +169,17 @@ def make_micro_batch(
         fgrams = build_batch_forest(tokens_BT, match_len_BT)
     tokens, targets = (torch.from_numpy(np.ascontiguousarray(x)) for x in (tokens_BT, targets_BT))
     return MicroBatch(tokens, targets, fgrams, match_len_BT)
+
+
+def positions(tokens_BT: Tensor, separator_id: int, span: AttentionSpan) -> Tensor | None:
+    """int64 [B, T]: the distance to the separator that begins a position's document, or to the
+    beginning of the sequence; None where attention spans the whole sequence.
+    """
+    if span == "sequence":
+        return None
+    place_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+    start_BT = torch.where(tokens_BT == separator_id, place_T, 0).cummax(1).values
+    return place_T - start_BT
 
 
 def split_step(

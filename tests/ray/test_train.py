@@ -12,7 +12,8 @@ from ray_jobs.runtime import Tracking
 from ray_jobs.train_config import OptimizerConfig, TrainConfig
 from scone_core.artifacts import ArtifactError
 from scone_core.decoders import DecoderConfig
-from scone_core.model import FgramModelConfig, SconeLM
+from scone_core.fgram_model import FgramModelConfig
+from scone_core.model import SconeLM
 from tests.corpora import write_fgrams, write_tokens, zipf_documents
 from tests.stages import kill_when, run_script
 
