@@ -127,7 +127,17 @@ def load_resume_state(engine: "DeepSpeedEngine", folder: str, tag: str) -> None:
     Raises:
         ArtifactError: a file of the state is missing.
     """
+    assert engine.optimizer is not None
+    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)  # inside ZeRO's own
+    groups = optimizer.param_groups
+    options = [{name: group[name] for name in group if name != "params"} for group in groups]
     path, _ = engine.load_checkpoint(folder, tag=tag)
+    # A universal state under ZeRO-3 gives all groups the weight decay of the first, and all
+    # parameters one step counter, which then advances as often as there are parameters.
+    for group, own in zip(optimizer.param_groups, options, strict=True):
+        group.update(own)
+    for state in optimizer.state.values():
+        state["step"] = state["step"].clone()
     if path is None:
         raise ArtifactError(
             f"{folder}/{tag}: incomplete; restore it or delete {folder} to start again"
