@@ -114,14 +114,13 @@ def _check_model(config: EvaluateConfig) -> tuple[dict[str, str], str]:
     """Fingerprints of the model and of what it was trained with, and the sha256 of its
     tokenizer.
     """
+    folder = config.model_folder
     if config.checkpoint is None:
         if config.fgrams or config.table:
             raise ValueError("fgrams, table: a pretrained model has none; give a checkpoint")
-        folder = config.model_folder
         tokenizer_sha256 = storage.sha256_of(storage.join(folder, "tokenizer.json"))
         model = fingerprint_folder(folder)
         return {"pretrained": model, "tokenizer": tokenizer_sha256}, tokenizer_sha256
-    config.model_folder  # noqa: B018  raises when there are two models
     checkpoint = artifacts.load_manifest(CheckpointManifest, config.checkpoint)
     artifacts.verify_shards(config.checkpoint, checkpoint.shards)
     found = {"checkpoint": checkpoint.fingerprint}

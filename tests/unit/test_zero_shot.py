@@ -119,7 +119,7 @@ def assert_equal(found: list[Answer], expected: list[Answer]) -> None:
 
 @pytest.mark.parametrize("model_type", ["llama", "olmo2", "qwen3", "gpt2"])
 def test_scores_are_those_of_one_forward_pass_per_choice(model_type: str, encode) -> None:
-    options = {"head_dim": 16} if model_type == "qwen3" else {}
+    options = {"head_dim": 16, "num_key_value_heads": 1} if model_type == "qwen3" else {}
     decoder = DecoderConfig(
         model_type=model_type,
         hidden_size=32,
