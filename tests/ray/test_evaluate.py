@@ -9,12 +9,13 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from ray_jobs import evaluate_model, precompute_embeddings
+from ray_jobs import evaluate_model, precompute_embeddings, tokenize_corpus
 from ray_jobs.evaluate_model import EvaluateConfig
 from ray_jobs.precompute_embeddings import PrecomputeConfig
 from ray_jobs.runtime import Tracking
+from ray_jobs.tokenize_corpus import TokenizeConfig
 from scone_core.artifacts import ArtifactError, FgramsManifest, load_manifest
-from scone_core.evaluation import embed_on_the_fly
+from scone_core.evaluation import embed_on_the_fly, read_sources
 from scone_core.fgram_index import FGramIndex
 from scone_core.model import SconeLM
 from scone_core.scores import ALL_SOURCES
@@ -206,3 +207,32 @@ def test_text_of_another_tokenizer_is_refused(
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer, indent=3))
     with pytest.raises(ArtifactError, match="tokenizer_sha256"):
         evaluate_model.run(config.replace(checkpoint=None, fgrams=None, pretrained=str(folder)))
+
+
+def test_sources_of_a_tokenized_corpus_have_the_bytes_of_their_files(tmp_path: Path) -> None:
+    """Three files in two sources through the real stage; the tokenizer is byte-level."""
+    texts = {
+        "web/0.jsonl": ["It is a truth", "naïve 世界 👩‍👩‍👧"],
+        "web/1.jsonl": ["universally acknowledged\n" * 40],
+        "poems-00000-of-00001.jsonl": ["«Größe»", "that a single man", "½"],
+    }
+    for name, of_file in texts.items():
+        path = tmp_path / "corpus" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in of_file))
+    tokenize_corpus.run(
+        TokenizeConfig(
+            inputs=(str(tmp_path / "corpus"),),
+            tokenizer=str(Path(__file__).parents[1] / "data" / "tokenizer.json"),
+            out=str(tmp_path / "tokens"),
+        )
+    )
+    sources = read_sources(str(tmp_path / "tokens"))
+    num_bytes = {
+        name: int(sources.bytes_N[sources.source_N == number].sum())
+        for number, name in enumerate(sources.names)
+    }
+    expected = {"poems": 0, "web": 0}
+    for name, of_file in texts.items():
+        expected[name.split("/")[0].split("-")[0]] += sum(len(t.encode()) for t in of_file)
+    assert num_bytes == expected

