@@ -17,6 +17,7 @@ from ray_jobs import (
     train_scone,
 )
 from ray_jobs.tracking import tracking_uri
+from scone_core.scores import ALL_SOURCES
 
 
 def run(recipe: Recipe) -> dict[str, float]:
@@ -38,9 +39,9 @@ def run(recipe: Recipe) -> dict[str, float]:
     table = precompute_embeddings.run(recipe.table)
 
     chapter("5 evaluate: baseline, f-gram model on the fly, table")
-    baseline = evaluate_model.run(recipe.evaluate_baseline)
-    fly = evaluate_model.run(recipe.evaluate_fly)
-    from_table = evaluate_model.run(recipe.evaluate_table)
+    baseline = evaluate_model.run(recipe.evaluate_baseline).text[ALL_SOURCES]
+    fly = evaluate_model.run(recipe.evaluate_fly).text[ALL_SOURCES]
+    from_table = evaluate_model.run(recipe.evaluate_table).text[ALL_SOURCES]
 
     chapter("6 serve: both models behind OpenAI's API")
     export_model.run(recipe.export_baseline)

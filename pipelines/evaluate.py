@@ -1,4 +1,4 @@
-"""checkpoint/v1 + tokens/v1 (+ fgrams/v1, embeddings/v1) -> evaluation/v1. See `--help`."""
+"""a model + tokens/v1, task files -> evaluation/v1. See `--help`."""
 
 from ray_jobs.evaluate_model import EvaluateConfig, run
 from ray_jobs.runtime import main

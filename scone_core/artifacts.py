@@ -130,25 +130,6 @@ class EmbeddingsManifest(Manifest):
     bytes_per_row: int
 
 
-class EvaluationManifest(Manifest):
-    """evaluation/v1: held-out metrics of a checkpoint; no shards."""
-
-    CONTRACT: ClassVar[str] = "evaluation/v1"
-    contract: Literal["evaluation/v1"] = "evaluation/v1"
-    vectors: Literal["none", "on the fly", "table"]
-    """Where the f-grams' vectors came from; none for a plain baseline."""
-    num_tokens: int
-    """Scored tokens: all of the documents, no separator."""
-    perplexity: float
-    """Per token."""
-    bits_per_byte: float
-    """Of the UTF-8 text behind the tokens."""
-    hit_rate: float
-    """Part of the tokens at which an f-gram ends."""
-    mean_match_length: float
-    """Tokens of the longest f-gram that ends at a token, 1 where none does."""
-
-
 AnyManifest = TypeVar("AnyManifest", bound=Manifest)
 
 

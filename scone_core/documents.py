@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
@@ -158,6 +159,11 @@ def document_id(source: SourceFile, number: int) -> int:
     if number >> _PLACE_BITS:
         raise ValueError(f"{source.path}: too large for document ids; split the file")
     return source.number << _PLACE_BITS | number
+
+
+def file_number(doc_ids: np.ndarray) -> np.ndarray:
+    """The numbers, in name order, of the files that documents with these ids come from."""
+    return doc_ids >> np.uint64(_PLACE_BITS)
 
 
 class Record(NamedTuple):

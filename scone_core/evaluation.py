@@ -1,12 +1,14 @@
-"""tokens/v1 and a way to embed them -> perplexity, bits per byte, hit rate.
+"""tokens/v1 and a way to embed them -> perplexity, bits per byte, hit rate, per source.
 
 Every token of every document is scored exactly once, separators never: windows of T + 1 tokens
-overlap by one, so the last token of a window is the first input of the next.
+overlap by one, so the last token of a window is the first input of the next. Sums are kept per
+document: documents are what sources consist of and what confidence intervals are taken over.
 
-Legend: B windows of a batch, T sequence length, D width, M hits.
+Legend: B windows of a batch, T sequence length, D width, M hits, N documents, L tokens of a shard.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Self
 
@@ -15,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scone_core import storage
+from scone_core.artifacts import map_shard
 from scone_core.batches import (
     NOT_A_TARGET,
     AttentionSpan,
@@ -24,9 +28,12 @@ from scone_core.batches import (
     positions,
 )
 from scone_core.config import Frozen
+from scone_core.documents import file_number
 from scone_core.fgram_index import FGramIndex
 from scone_core.model import SconeLM
+from scone_core.scores import ALL_SOURCES, TextScore, ratio_interval
 from scone_core.table import EmbeddingTable
+from scone_core.tokenizer import Tokenizer
 
 
 class Inputs(NamedTuple):
@@ -91,7 +98,39 @@ def num_windows(stream: TokenStream, sequence_length: int) -> int:
     return math.ceil((stream.length - 1) / sequence_length)
 
 
-@torch.no_grad()  # not inference_mode: its tensors may not enter training, where this is called
+class DocumentSums(NamedTuple):
+    """Sums over the scored tokens of documents; a document that was scored in parts may repeat."""
+
+    document_N: np.ndarray
+    """int64: its number in the order of the artifact."""
+    loss_N: np.ndarray
+    """float64: negative log-likelihood, nats."""
+    tokens_N: np.ndarray
+    """float64, as the next ones: counts below 2^53 are exact."""
+    hits_N: np.ndarray
+    match_len_N: np.ndarray
+    """A miss counts 1."""
+
+    @classmethod
+    def join(cls, parts: Iterable[Self]) -> Self:
+        """One row per document, in order; the parts are added in theirs."""
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        document_N, row_of = np.unique(columns[0], return_inverse=True)
+        return cls(document_N, *(np.bincount(row_of, column) for column in columns[1:]))
+
+    def select(self, is_chosen_N: np.ndarray) -> Self:
+        return type(self)(*(column[is_chosen_N] for column in self))
+
+    def total(self) -> Score:
+        loss, tokens, hits, match_len = (column.sum().item() for column in self[1:])
+        return Score(
+            loss_sum=loss,
+            num_tokens=int(tokens),
+            num_hits=int(hits),
+            match_len_sum=int(match_len),
+        )
+
+
 def evaluate(
     main_model: nn.Module,
     embed: Embed,
@@ -103,28 +142,76 @@ def evaluate(
     attention_span: AttentionSpan = "sequence",
 ) -> Score:
     """The score of `main_model` on some windows of `stream`, `batch_size` at a time."""
-    score, chosen = Score(), np.fromiter(windows, np.int64)
-    for first in range(0, len(chosen), batch_size):
-        window_BT1 = stream.windows(chosen[first : first + batch_size], sequence_length)
-        score += score_windows(
-            main_model, embed, window_BT1, stream.manifest.separator_id, attention_span
+    chosen = np.fromiter(windows, np.int64)
+    if not len(chosen):
+        return Score()
+    return evaluate_documents(
+        main_model,
+        embed,
+        stream,
+        windows=chosen,
+        sequence_length=sequence_length,
+        batch_size=batch_size,
+        attention_span=attention_span,
+    ).total()
+
+
+@torch.no_grad()  # not inference_mode: its tensors may not enter training, where this is called
+def evaluate_documents(
+    main_model: nn.Module,
+    embed: Embed,
+    stream: TokenStream,
+    *,
+    windows: np.ndarray,
+    sequence_length: int,
+    batch_size: int = 8,
+    attention_span: AttentionSpan = "sequence",
+) -> DocumentSums:
+    """What `evaluate` finds, by document; `windows` int64, at least one."""
+    starts_N, parts = document_starts(stream), []
+    for first in range(0, len(windows), batch_size):
+        chosen_B = windows[first : first + batch_size]
+        position_BT1 = chosen_B[:, None] * sequence_length + np.arange(sequence_length + 1)
+        document_BT1 = np.searchsorted(starts_N, position_BT1, side="right") - 1
+        parts.append(
+            score_windows(
+                main_model,
+                embed,
+                stream.windows(chosen_B, sequence_length)[:, :-1],
+                stream.targets_of(chosen_B, sequence_length),
+                document_BT1,
+                stream.manifest.separator_id,
+                attention_span,
+            )
         )
-    return score
+    return DocumentSums.join(parts)
+
+
+def document_starts(stream: TokenStream) -> np.ndarray:
+    """int64 [N]: where in the stream the separator before each document stands."""
+    return np.concatenate(
+        [
+            start + offsets_D1[:-1] + np.arange(len(offsets_D1) - 1)
+            for start, (_, offsets_D1) in zip(stream.starts[:-1], stream.shards, strict=True)
+        ]
+    )
 
 
 def score_windows(
     main_model: nn.Module,
     embed: Embed,
-    window_BT1: np.ndarray,
+    tokens_BT: np.ndarray,
+    targets_BT: np.ndarray,
+    document_BT1: np.ndarray,
     separator_id: int,
     attention_span: AttentionSpan = "sequence",
-) -> Score:
+) -> DocumentSums:
     """Score every target that is not a separator. A token's match belongs to the position at which
     it is an input.
     """
-    tokens_BT, targets_BT = window_BT1[:, :-1], window_BT1[:, 1:].copy()
     is_token_BT = tokens_BT != separator_id
-    targets_BT[targets_BT == separator_id] = NOT_A_TARGET
+    is_target_BT = (targets_BT != separator_id) & (targets_BT != NOT_A_TARGET)
+    targets_BT = np.where(is_target_BT, targets_BT, NOT_A_TARGET)
     inputs = embed(tokens_BT)
     device = inputs.embeddings_BTD.device
     logits_BTV = main_model(
@@ -139,10 +226,79 @@ def score_windows(
         torch.from_numpy(targets_BT).view(-1).to(device),
         reduction="none",
     )
-    match_len = inputs.match_len_BT[is_token_BT].astype(np.int64)
-    return Score(
-        loss_sum=loss_P.double().sum().item(),
-        num_tokens=int((targets_BT >= 0).sum()),
-        num_hits=int((match_len > 1).sum()),
-        match_len_sum=int(match_len.sum()),
+    loss_M = loss_P.cpu().numpy().reshape(is_target_BT.shape)[is_target_BT].astype(np.float64)
+    match_len_M = inputs.match_len_BT[is_token_BT].astype(np.float64)
+    zeros_M = np.zeros_like(loss_M)
+    as_targets = (document_BT1[:, 1:][is_target_BT], loss_M, zeros_M + 1, zeros_M, zeros_M)
+    zeros_M = np.zeros_like(match_len_M)
+    hits_M = (match_len_M > 1).astype(np.float64)
+    as_inputs = (document_BT1[:, :-1][is_token_BT], zeros_M, zeros_M, hits_M, match_len_M)
+    return DocumentSums.join([DocumentSums(*as_targets), DocumentSums(*as_inputs)])
+
+
+class Sources(NamedTuple):
+    """Which source each document of a tokens/v1 artifact is from, and how much text it was."""
+
+    names: tuple[str, ...]
+    source_N: np.ndarray
+    """int64, an index into `names`."""
+    bytes_N: np.ndarray
+    """float64, UTF-8 bytes. Exact for byte-level BPE; else in proportion to the tokens' own texts,
+    so that the sum is the one in the manifest."""
+
+
+def read_sources(folder: str) -> Sources:
+    """The sources of the documents in `folder`: a document id tells its input file, and the
+    manifest names the files.
+    """
+    stream = TokenStream.open(folder)
+    manifest = stream.manifest
+    local = storage.local_copy(storage.join(folder, "tokenizer.json"))
+    bytes_V = Tokenizer(local).bytes_of_tokens()
+    file_N, bytes_N = [], []
+    for shard, (tokens_L, offsets_D1) in zip(manifest.shards, stream.shards, strict=True):
+        doc_id_N = map_shard(folder, shard).column("doc_id").to_numpy()
+        file_N.append(file_number(doc_id_N).astype(np.int64))
+        ends_L = np.cumsum(np.concatenate([[0], bytes_V[tokens_L]]))
+        bytes_N.append(np.diff(ends_L[offsets_D1]).astype(np.float64))
+    total_N = np.concatenate(bytes_N)
+    files = sorted(name for name in manifest.inputs if name != "tokenizer")
+    names, source_of_file = np.unique([source_name(name) for name in files], return_inverse=True)
+    return Sources(
+        tuple(map(str, names)),
+        source_of_file[np.concatenate(file_N)],
+        total_N * (manifest.num_bytes_text / max(total_N.sum(), 1)),
+    )
+
+
+def source_name(file: str) -> str:
+    """The source that an input file belongs to: the folder below the input that holds it, else the
+    file itself without its suffixes and without a shard number like `-00003-of-00008`.
+    """
+    folder, _, inner = file.partition("/")
+    return folder if inner else re.sub(r"([-._]\d+-of-\d+)?\.\w+(\.gz|\.zst)?$", "", file)
+
+
+def text_scores(sums: DocumentSums, sources: Sources) -> dict[str, TextScore]:
+    """The score of every source, and of `ALL_SOURCES` together."""
+    source_N, bytes_N = sources.source_N[sums.document_N], sources.bytes_N[sums.document_N]
+    scores = {ALL_SOURCES: text_score(sums, bytes_N)}
+    for number, name in enumerate(sources.names):
+        if (is_chosen_N := source_N == number).any():
+            scores[name] = text_score(sums.select(is_chosen_N), bytes_N[is_chosen_N])
+    return scores
+
+
+def text_score(sums: DocumentSums, bytes_N: np.ndarray) -> TextScore:
+    """The figures of some documents, every one of which has tokens."""
+    total, num_bytes_text = sums.total(), round(bytes_N.sum())
+    loss = ratio_interval(sums.loss_N, sums.tokens_N)
+    bits = ratio_interval(sums.loss_N / math.log(2), bytes_N)
+    return TextScore(
+        num_documents=len(sums.document_N),
+        num_tokens=total.num_tokens,
+        num_bytes_text=num_bytes_text,
+        perplexity_interval=loss and (math.exp(loss[0]), math.exp(loss[1])),
+        bits_per_byte_interval=bits,
+        **total.metrics(num_bytes_text=num_bytes_text),
     )

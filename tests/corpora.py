@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pyarrow as pa
@@ -29,8 +29,10 @@ def write_tokens(
     separator_id: int = 0,
     num_shards: int = 1,
     targets: Documents | None = None,
+    files: Sequence[str] = ("documents",),
 ) -> TokensManifest:
-    """A finished tokens/v1 artifact of `documents`, spread over `num_shards` in their order.
+    """A finished tokens/v1 artifact of `documents`, spread over `num_shards` in their order, as if
+    `files` (in the order of their names) had held about as many of them each.
 
     Its `tokenizer.json` knows the words t0, t1, ... (id i is "t{i}"), separated by spaces.
     """
@@ -38,11 +40,14 @@ def write_tokens(
     storage.write_bytes(storage.join(folder, "tokenizer.json"), tokenizer)
     cuts = np.linspace(0, len(documents), num_shards + 1).astype(int)
     shards = [
-        write_shard(folder, f"tokens-{i:05d}.arrow", _batch(documents, lo, hi, vocab_size, targets))
+        write_shard(
+            folder, f"tokens-{i:05d}.arrow", _batch(documents, lo, hi, vocab_size, files, targets)
+        )
         for i, (lo, hi) in enumerate(zip(cuts[:-1], cuts[1:], strict=True))
     ]
     fields = {"vocab_size": vocab_size, "separator_id": separator_id, "num_shards": num_shards}
-    inputs = {"documents": hashlib.sha256(repr(documents).encode()).hexdigest()}
+    content = hashlib.sha256(repr(documents).encode()).hexdigest()
+    inputs = {"tokenizer": hashlib.sha256(tokenizer).hexdigest(), **dict.fromkeys(files, content)}
     manifest = TokensManifest(
         fingerprint=fingerprint(TokensManifest.CONTRACT, fields, inputs),
         config=fields,
@@ -158,12 +163,24 @@ def word_tokenizer(vocab_size: int) -> bytes:
     return tokenizer.to_str().encode()
 
 
+def file_of(document: int, *, num_documents: int, num_files: int) -> int:
+    """The number of the file that `write_tokens` says a document came from."""
+    return document * num_files // num_documents
+
+
 def _batch(
-    documents: Documents, first: int, last: int, vocab_size: int, targets: Documents | None
+    documents: Documents,
+    first: int,
+    last: int,
+    vocab_size: int,
+    files: Sequence[str],
+    targets: Documents | None,
 ) -> pa.RecordBatch:
     chosen = [np.array(document, np.int64) for document in documents[first:last]]
     marks = None if targets is None else [np.array(mark, np.uint8) for mark in targets[first:last]]
-    return documents_to_batch(list(range(first, last)), chosen, vocab_size, marks)
+    file_of_document = partial(file_of, num_documents=len(documents), num_files=len(files))
+    doc_ids = [file_of_document(i) << 40 | i for i in range(first, last)]
+    return documents_to_batch(doc_ids, chosen, vocab_size, marks)
 
 
 def _zipf(rng: np.random.Generator, num: int, below: int) -> list[int]:

@@ -17,6 +17,7 @@ from scone_core.artifacts import ArtifactError
 from scone_core.decoders import DecoderConfig
 from scone_core.fgram_model import FgramModelConfig
 from scone_core.model import SconeLM
+from scone_core.scores import ALL_SOURCES
 from tests.corpora import write_fgrams, write_tokens, zipf_documents
 from tests.stages import kill_when, run_script
 
@@ -110,7 +111,8 @@ def test_evaluation_gives_the_perplexity_that_training_saw(
         fgrams=trained.fgrams,
         tracking=Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db"),
     )
-    assert evaluate_model.run(config).perplexity == pytest.approx(seen, rel=1e-5)
+    score = evaluate_model.run(config).text[ALL_SOURCES]
+    assert score.perplexity == pytest.approx(seen, rel=1e-5)
 
 
 def test_losses_do_not_depend_on_the_number_of_workers(

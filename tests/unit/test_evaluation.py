@@ -1,31 +1,49 @@
-"""The laws of evaluation: every token once, however the work is cut; the table tells the truth."""
+"""The laws of evaluation: every token once, in its document and source, however the work is cut;
+the table tells the truth.
+"""
 
 import math
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from scone_core.batches import TokenStream
 from scone_core.decoders import DecoderConfig, build_causal_lm, hugging_face_config
-from scone_core.evaluation import Score, embed_from_table, embed_on_the_fly, evaluate, num_windows
+from scone_core.evaluation import (
+    DocumentSums,
+    Score,
+    embed_from_table,
+    embed_on_the_fly,
+    evaluate,
+    evaluate_documents,
+    num_windows,
+    read_sources,
+    source_name,
+    text_scores,
+)
 from scone_core.fgram_index import FGramIndex
 from scone_core.fgrams import read_fgrams
 from scone_core.forest import build_forest
 from scone_core.model import SconeLM
+from scone_core.scores import ALL_SOURCES
 from scone_core.table import EmbeddingTable
-from tests.corpora import write_fgrams, write_tokens, zipf_documents
+from tests.corpora import file_of, text_of, write_fgrams, write_tokens, zipf_documents
 from tests.served_models import publish_table, trained_model
 
 VOCAB_SIZE = 96
+FILES = ("books.jsonl.gz", "web/0.parquet", "web/1.parquet")
 DOCUMENTS = zipf_documents(num_documents=12, mean_length=60, vocab_size=VOCAB_SIZE, seed=5)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
-    write_tokens(str(folder / "tokens"), DOCUMENTS, vocab_size=VOCAB_SIZE)
+    write_tokens(
+        str(folder / "tokens"), DOCUMENTS, vocab_size=VOCAB_SIZE, num_shards=3, files=FILES
+    )
     write_fgrams(str(folder / "fgrams"), DOCUMENTS, num_fgrams=200, vocab_size=VOCAB_SIZE)
     return folder
 
@@ -96,3 +114,84 @@ def test_table_gives_the_inputs_of_the_fgram_model_to_storage_precision(folder, 
     assert (read.match_len_BT == fly.match_len_BT).all()
     torch.testing.assert_close(read.embeddings_BTD, fly.embeddings_BTD, rtol=2**-8, atol=1e-5)
     assert not torch.equal(read.embeddings_BTD, model.token_embedding(torch.tensor(tokens_BT)))
+
+
+def sums_of_documents(folder: Path, *, parts: int) -> DocumentSums:
+    stream = TokenStream.open(str(folder / "tokens"))
+    model = trained_model()
+    embed = partial(embed_on_the_fly, model=model, matcher=FGramIndex.open(str(folder / "fgrams")))
+    windows = np.arange(num_windows(stream, 16))
+    return DocumentSums.join(
+        evaluate_documents(
+            model.main_model, embed, stream, windows=part, sequence_length=16, batch_size=3
+        )
+        for part in np.array_split(windows, parts)
+    )
+
+
+@torch.no_grad()
+def test_every_document_gets_the_losses_of_its_own_tokens(folder):
+    """Walk through the stream token by token; the model sees its windows one at a time."""
+    stream = TokenStream.open(str(folder / "tokens"))
+    model, index = trained_model(), FGramIndex.open(str(folder / "fgrams"))
+    loss_N, tokens_N, document = np.zeros(len(DOCUMENTS)), np.zeros(len(DOCUMENTS)), 0
+    for window in range(num_windows(stream, 16)):
+        window_1T = stream.windows([window], 16)
+        inputs = embed_on_the_fly(window_1T[:, :-1], model=model, matcher=index)
+        logits_TV = model.main_model(inputs_embeds=inputs.embeddings_BTD).logits[0]
+        log_p_TV = logits_TV.log_softmax(-1)
+        for place, token in enumerate(window_1T[0, 1:]):
+            if token == 0:
+                document += 1
+            elif document < len(DOCUMENTS):
+                loss_N[document] -= log_p_TV[place, token].item()
+                tokens_N[document] += 1
+    assert tokens_N.tolist() == [len(document) for document in DOCUMENTS]
+    for parts in (1, 4):
+        sums = sums_of_documents(folder, parts=parts)
+        assert sums.document_N.tolist() == list(range(len(DOCUMENTS)))
+        assert sums.tokens_N.tolist() == tokens_N.tolist()
+        np.testing.assert_allclose(sums.loss_N, loss_N, rtol=1e-5)
+
+
+def test_sources_are_the_files_of_their_documents_and_add_up_to_all_text(folder):
+    sums, sources = sums_of_documents(folder, parts=1), read_sources(str(folder / "tokens"))
+    scores = text_scores(sums, sources)
+    assert list(scores) == [ALL_SOURCES, "books", "web"]
+    of_books = [
+        document
+        for number, document in enumerate(DOCUMENTS)
+        if file_of(number, num_documents=len(DOCUMENTS), num_files=3) == 0
+    ]
+    assert scores["books"].num_documents == len(of_books) == 4
+    assert scores["books"].num_tokens == sum(map(len, of_books))
+    whole, parts = scores[ALL_SOURCES], (scores["books"], scores["web"])
+    assert whole.num_bytes_text == sum(len(text_of(document)) for document in DOCUMENTS)
+    assert whole.num_bytes_text == pytest.approx(sum(p.num_bytes_text for p in parts), abs=1)
+    loss = sum(part.num_tokens * math.log(part.perplexity) for part in parts)
+    assert loss == pytest.approx(whole.num_tokens * math.log(whole.perplexity), rel=1e-9)
+
+
+def test_intervals_hold_their_figures_and_are_absent_below_five_documents(folder):
+    sums, sources = sums_of_documents(folder, parts=1), read_sources(str(folder / "tokens"))
+    scores = text_scores(sums, sources)
+    assert scores["books"].perplexity_interval is None
+    for score in (scores[ALL_SOURCES], scores["web"]):
+        low, high = score.perplexity_interval
+        assert low < score.perplexity < high
+        low, high = score.bits_per_byte_interval
+        assert low < score.bits_per_byte < high
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("austen.jsonl.gz", "austen"),
+        ("web/2024/part-1.parquet", "web"),
+        ("c4.en-00003-of-00008.jsonl.zst", "c4.en"),
+        ("sotu-2020.txt", "sotu-2020"),
+        ("documents", "documents"),
+    ],
+)
+def test_a_source_is_a_file_or_the_folder_that_holds_it(file, source):
+    assert source_name(file) == source
