@@ -67,8 +67,9 @@ def _text(config: EvaluateConfig, units: list[Unit]) -> dict[str, TextScore]:
         return {}
     sums = read_text(_receipts(config, units, None))
     scores = text_scores(sums, read_sources(config.tokens))
-    num_tokens = artifacts.load_manifest(TokensManifest, config.tokens).num_tokens
-    assert scores[ALL_SOURCES].num_tokens == num_tokens, "every token is scored once"
+    tokens = artifacts.load_manifest(TokensManifest, config.tokens)
+    num_scored = tokens.num_tokens if tokens.num_targets is None else tokens.num_targets
+    assert scores[ALL_SOURCES].num_tokens == num_scored, "every target is scored once"
     return scores
 
 

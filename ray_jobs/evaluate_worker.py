@@ -15,7 +15,8 @@ from transformers import PreTrainedConfig
 
 from ray_jobs.evaluate_config import EvaluateConfig
 from scone_core import storage
-from scone_core.batches import TokenStream
+from scone_core.artifacts import CheckpointManifest, load_manifest
+from scone_core.batches import AttentionSpan, TokenStream
 from scone_core.config import Frozen
 from scone_core.decoders import load_causal_lm
 from scone_core.evaluation import (
@@ -78,6 +79,15 @@ def _length(config: EvaluateConfig) -> int:
     return config.sequence_length
 
 
+def _attention_span(config: EvaluateConfig) -> AttentionSpan:
+    """As in training."""
+    if config.checkpoint is None:
+        return "sequence"
+    return load_manifest(CheckpointManifest, config.checkpoint).config.get(
+        "attention_span", "sequence"
+    )
+
+
 @cache
 def _questions(config: EvaluateConfig, task: str) -> list[Question]:
     assert config.task_files is not None, "tasks are asked for"
@@ -109,6 +119,7 @@ class Evaluator:
             windows=np.arange(unit.first, unit.last),
             sequence_length=length,
             batch_size=max(1, BATCH_TOKENS // length),
+            attention_span=_attention_span(self._config),
         )
         return {name: column.tolist() for name, column in sums._asdict().items()}
 
