@@ -66,6 +66,26 @@ def log_manifest(manifest: Manifest) -> None:
     mlflow.log_dict(manifest.model_dump(mode="json"), "manifest.json")
 
 
+def register_model(config: JobConfig, manifest: Manifest) -> None:
+    """Put the model at `config.out` into MLflow's registry, once: the weights stay where they are,
+    the version names their place and fingerprint.
+    """
+    name = f"{config.tracking.experiment}-{os.path.basename(config.out.rstrip('/'))}"
+    run = mlflow.active_run()
+    assert run is not None, "the stage is tracked"
+    versions = mlflow.search_model_versions(filter_string=f"run_id = '{run.info.run_id}'")
+    if versions:
+        return
+    tags = {FINGERPRINT_TAG: manifest.fingerprint, "scone.out": config.out}
+    model = mlflow.create_external_model(name=name, source_run_id=run.info.run_id, tags=tags)
+    mlflow.register_model(f"models:/{model.model_id}", name, tags=tags)
+
+
+def log_config(config: JobConfig) -> None:
+    """Attach the whole configuration to the active run, resources and paths included."""
+    mlflow.log_dict(config.model_dump(mode="json"), "config.json")
+
+
 def _select_experiment(config: JobConfig) -> None:
     """Artifacts of a local SQLite store lie beside it; a server decides for itself."""
     uri = mlflow.get_tracking_uri()

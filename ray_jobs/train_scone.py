@@ -12,7 +12,7 @@ from ray.train.v2.api.config import FailureConfig, LoggingConfig, RunConfig, Sca
 
 from ray_jobs.resume import find_resume_point
 from ray_jobs.runtime import connect
-from ray_jobs.tracking import log_manifest, stage_run
+from ray_jobs.tracking import log_config, log_manifest, register_model, stage_run
 from ray_jobs.train_config import TrainConfig
 from ray_jobs.train_engine import chosen_precision
 from ray_jobs.train_export import EXPORT
@@ -43,11 +43,13 @@ def run(config: TrainConfig) -> CheckpointManifest | None:
     common = artifacts.plan_fields(CheckpointManifest, config, inputs)
     connect(config.cluster)
     with stage_run(config, stage="train", fingerprint=common["fingerprint"]):
+        log_config(config)
         if artifacts.read_receipt(config.out, EXPORT) is None:
             print("\n".join(plan(config).lines()), flush=True)
             _train(config, common["fingerprint"])
         manifest = _manifest(config, common)
         log_manifest(manifest)
+        register_model(config, manifest)
         return artifacts.publish(config.out, manifest)
 
 

@@ -100,6 +100,20 @@ def test_training_lowers_the_loss_and_publishes_a_model(trained: TrainConfig) ->
     assert SconeLM.load(trained.out).fgram_model is not None
 
 
+def test_one_run_holds_config_manifest_and_the_registered_model(trained: TrainConfig) -> None:
+    """Case 50."""
+    (run,) = logged_runs(trained)
+    client = mlflow.MlflowClient(trained.tracking.uri)
+    artifacts = {entry.path for entry in client.list_artifacts(run.info.run_id)}
+    assert {"config.json", "manifest.json"} <= artifacts
+    (version,) = client.search_model_versions(f"run_id = '{run.info.run_id}'")
+    assert version.name == "scone-model"
+    assert version.tags["scone.out"] == trained.out
+    metrics = {"learning_rate", "gradient_norm", "tokens_per_second", "gflops_per_second"}
+    metrics |= {"peak_memory_mb", "hit_rate", "fgram_flops_share", "validation_perplexity"}
+    assert metrics <= run.data.metrics.keys()
+
+
 def test_evaluation_gives_the_perplexity_that_training_saw(
     trained: TrainConfig, tmp_path: Path
 ) -> None:
