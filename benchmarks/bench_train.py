@@ -259,6 +259,7 @@ def measure_steps(data: TrainingData) -> Metrics:
 
 
 def start_group_of_one() -> None:
+    os.environ["LOCAL_RANK"] = "0"  # DeepSpeed asks for it
     torch.distributed.init_process_group(
         "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
     )

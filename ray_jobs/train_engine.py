@@ -25,7 +25,7 @@ def start_engine(model: SconeLM, config: TrainConfig) -> "DeepSpeedEngine":
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     options = config.optimizer
     optimizer = torch.optim.AdamW(
-        parameter_groups(model, options), betas=(0.9, options.beta2), eps=1e-8
+        parameter_groups(model, options), betas=(0.9, options.beta2), eps=1e-8, fused=True
     )
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, config=_engine_config(config), dist_init_required=False

@@ -4,7 +4,7 @@ Legend: B batch, T time, P positions (B x T), N forest nodes, D width of the mai
 """
 
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import safetensors.torch
 import torch
@@ -23,6 +23,7 @@ from scone_core.decoders import (
     silence_branches,
 )
 from scone_core.forest import BatchForest, Forest
+from scone_core.head_loss import HeadLoss
 
 MAIN, FGRAM = "main_model", "fgram_model"
 WEIGHTS = "model.safetensors"
@@ -105,6 +106,7 @@ class SconeLM(nn.Module):
     def __init__(self, main_model: PreTrainedModel, fgram_model: FgramModel | None = None) -> None:
         super().__init__()
         self.main_model, self.fgram_model = main_model, fgram_model
+        self.head_loss = HeadLoss.of(main_model)
 
     @classmethod
     def start(cls, main_model: PreTrainedModel, fgram: FgramModelConfig | None) -> Self:
@@ -154,16 +156,22 @@ class SconeLM(nn.Module):
     ) -> SconeOutput:
         """Score `targets_BT` (-100: not a target) after `tokens_BT`."""
         input_BTD = self.input_embeddings(tokens_BT, fgrams)
-        logits_BTV = self.main_model(inputs_embeds=input_BTD, use_cache=False).logits
-        loss_sum = F.cross_entropy(
-            logits_BTV.flatten(0, 1).float(), targets_BT.reshape(-1), reduction="sum"
-        )
+        loss_sum = self._loss_sum(targets_BT, inputs_embeds=input_BTD, use_cache=False)
         square_P = input_BTD.detach().float().square().mean(-1).view(-1)
         hit_P = square_P.new_zeros(len(square_P)) if fgrams is None else fgrams.is_hit_P
         hit_square_sum = (square_P * hit_P).sum()
         return SconeOutput(
             loss_sum, (targets_BT >= 0).sum(), hit_square_sum, square_P.sum() - hit_square_sum
         )
+
+    def _loss_sum(self, targets_BT: Tensor, **inputs: Any) -> Tensor:
+        """The summed token loss of the main model on `inputs`."""
+        targets_P = targets_BT.reshape(-1)
+        if self.head_loss is None:
+            logits_PV = self.main_model(**inputs).logits.flatten(0, 1)
+            return F.cross_entropy(logits_PV.float(), targets_P, reduction="sum")
+        hidden_BTD = self.main_model.base_model(**inputs).last_hidden_state
+        return self.head_loss(hidden_BTD.flatten(0, 1), targets_P)
 
     def save(self, folder: Path, *, fgrams: FgramsManifest | None = None) -> None:
         """Write the Hugging Face folders `main_model/` and, with f-grams, `fgram_model/`.
