@@ -28,16 +28,17 @@ from benchmarks import train_corpus, train_peers
 from benchmarks.bench_count import Metrics, interleave
 from benchmarks.count_corpora import SHARED
 from benchmarks.train_corpus import TrainingData
-from benchmarks.train_peers import HitVectors, PaddedFgrams, PaddedLM
+from benchmarks.train_peers import HitVectors, PaddedEmbedding
 from ray_jobs.train_config import OptimizerConfig, TrainConfig
-from ray_jobs.train_engine import start_engine
-from ray_jobs.train_worker import build_model
+from ray_jobs.train_worker import Worker, build_model
+from scone_core.allocator import keep_freed_memory
 from scone_core.batches import MicroBatch, TokenStream, TrainingBatches
 from scone_core.decoders import DecoderConfig
 from scone_core.fgram_index import FGramIndex
+from scone_core.fgram_model import FgramModelConfig
 from scone_core.forest import build_batch_forest
 from scone_core.forest_attention import ATTENTION
-from scone_core.model import FgramModelConfig, SconeLM
+from scone_core.model import SconeLM
 
 ROUNDS = 7
 THREADS = 2
@@ -56,6 +57,7 @@ def main() -> None:
     if not SHARED.exists():
         sys.exit(f"bench-train: skipped, there is no {SHARED}")
     torch.set_num_threads(THREADS)
+    keep_freed_memory()
     parts = {"matching": measure_matching, "fgram_model": measure_fgram_model}
     parts |= {"steps": measure_steps}
     folder = Path(os.environ.get("BENCH_FOLDER", f"{tempfile.gettempdir()}/scone-bench-train"))
@@ -79,7 +81,11 @@ def config_for(data: TrainingData, *, fgrams: bool) -> TrainConfig:
         sequence_length=SEQUENCE,
         global_batch=MICRO_BATCH,
         micro_batch=MICRO_BATCH,
-        optimizer=OptimizerConfig(learning_rate=LEARNING_RATE),
+        optimizer=OptimizerConfig(
+            learning_rate=LEARNING_RATE, warmup_steps=0, final_learning_rate=1
+        ),
+        num_workers=1,
+        cpus_per_worker=THREADS,
     )
 
 
@@ -155,7 +161,7 @@ def measure_fgram_model(data: TrainingData) -> Metrics:
 @torch.no_grad()
 def awaken(model: SconeLM) -> SconeLM:
     """Vectors of RMS 1 that depend on every weight: the residual form starts at zero."""
-    fgram_model = train_peers.require_fgram_model(model)
+    fgram_model = train_peers.fgram_model_of(model)
     nn.init.orthogonal_(*fgram_model.project_out.parameters())
     fgram_model.scale.fill_(1)
     return model
@@ -183,8 +189,9 @@ def fastest_attention(model: SconeLM, name: str, batch: MicroBatch) -> str:
     if name == "forest":
         time_pass(model, WAYS[name], ATTENTION, iter([batch]))
         return ATTENTION
+    part = batch._replace(tokens_BT=batch.tokens_BT[:2], match_len_BT=batch.match_len_BT[:2])
     found = {
-        attention: min(time_pass(model, WAYS[name], attention, iter([batch])) for _ in range(2))
+        attention: min(time_pass(model, WAYS[name], attention, iter([part])) for _ in range(2))
         for attention in ("sdpa", "eager")
     }
     print(f"{name}: " + ", ".join(f"{key} {value:.2f} s" for key, value in found.items()))
@@ -204,28 +211,25 @@ def time_pass(
 
 
 class Loop:
-    """The steps of a training worker in a process group of one."""
+    """A training worker, which is all ranks, and the losses of its steps."""
 
-    def __init__(self, config: TrainConfig, form: type[SconeLM]) -> None:
-        self.batches = open_batches(config)
-        start = build_model(config, self.batches.stream)
-        self.model = form(start.main_model, start.fgram_model)
-        if form is PaddedLM:
-            train_peers.set_attention(self.model, "sdpa")
-        self.engine = start_engine(self.model, config)
+    def __init__(self, config: TrainConfig) -> None:
+        self.worker = Worker(config, "benchmark", rank=0, num_ranks=1, send=lambda report: None)
         self.losses: list[float] = []
+
+    def evaluate_padded(self) -> "Loop":
+        """From now on f-grams are evaluated the paper's way."""
+        model = self.worker.model
+        fgram_model = train_peers.fgram_model_of(train_peers.set_attention(model, "sdpa"))
+        model.input_embedding = PaddedEmbedding(fgram_model, "scone")
+        return self
 
     def step(self) -> None:
         """Take the next step."""
-        batch = micro_batch(self.batches, len(self.losses))
-        fgrams = batch.fgrams
-        if isinstance(self.model, PaddedLM):
-            fgrams = PaddedFgrams.of(batch.tokens_BT.numpy(), batch.match_len_BT)
-        output = self.engine(batch.tokens_BT, batch.targets_BT, fgrams)
-        loss = output.loss_sum / (MICRO_BATCH * SEQUENCE)
-        self.engine.backward(loss)
-        self.engine.step()
-        self.losses.append(loss.item())
+        before = float(self.worker.tally.sums[0])
+        self.worker.train_step(len(self.losses))
+        loss_sum = float(self.worker.tally.sums[0]) - before
+        self.losses.append(loss_sum / (MICRO_BATCH * SEQUENCE))
 
 
 def measure_steps(data: TrainingData) -> Metrics:
@@ -233,9 +237,9 @@ def measure_steps(data: TrainingData) -> Metrics:
     start_group_of_one()
     plain, scone = (config_for(data, fgrams=fgrams) for fgrams in (False, True))
     loops = {
-        "baseline": Loop(plain, SconeLM),
-        "scone": Loop(scone, SconeLM),
-        "padded": Loop(scone, PaddedLM),
+        "baseline": Loop(plain),
+        "scone": Loop(scone),
+        "padded": Loop(scone).evaluate_padded(),
     }
     turns = Turns({name: loop.step for name, loop in loops.items()})
     batches = open_batches(plain)

@@ -7,16 +7,17 @@ D width.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
-from scone_core.forest import build_batch_forest
-from scone_core.model import FgramModel, SconeLM
+from scone_core.fgram_model import FgramModel
+from scone_core.forest import BatchForest, build_batch_forest
+from scone_core.input_embeddings import FgramEmbedding
+from scone_core.model import SconeLM
 
 HitVectors = Callable[[SconeLM, np.ndarray, np.ndarray], Tensor]
 """(model, tokens_BT, match_len_BT) -> [H, D]."""
@@ -31,8 +32,8 @@ def forest(model: SconeLM, tokens_BT: np.ndarray, match_len_BT: np.ndarray) -> T
 
 def padded(model: SconeLM, tokens_BT: np.ndarray, match_len_BT: np.ndarray) -> Tensor:
     """The paper's way: the f-gram of every hit, padded to the longest one."""
-    fgrams = PaddedFgrams.of(tokens_BT, match_len_BT)
-    return fgrams.vectors(model, model.token_embedding(fgrams.tokens_SK))
+    tokens_SK, n_S, _ = map(torch.from_numpy, hit_fgrams(tokens_BT, match_len_BT))
+    return sequence_vectors(model.fgram_model, model.token_embedding(tokens_SK), n_S - 1)
 
 
 def unique_bucketed(model: SconeLM, tokens_BT: np.ndarray, match_len_BT: np.ndarray) -> Tensor:
@@ -45,42 +46,32 @@ def unique_bucketed(model: SconeLM, tokens_BT: np.ndarray, match_len_BT: np.ndar
         num_before += len(fgrams_Un)
         embedding_UnD = model.token_embedding(torch.from_numpy(fgrams_Un))
         last_U = torch.full((len(fgrams_Un),), int(n) - 1)
-        vectors.append(sequence_vectors(require_fgram_model(model), embedding_UnD, last_U))
+        vectors.append(sequence_vectors(model.fgram_model, embedding_UnD, last_U))
     return torch.cat(vectors)[torch.from_numpy(places_H)]
 
 
-@dataclass(frozen=True)
-class PaddedFgrams:
-    """The f-grams of a micro-batch's hits, one padded sequence each."""
+class PaddedEmbedding(FgramEmbedding):
+    """The input embeddings of a SCONE model, the paper's way."""
 
-    tokens_SK: Tensor
-    last_S: Tensor
-    """Place of the f-gram's last token; what is behind it is filling that nothing sees."""
-    hits_S: Tensor
-    """Position of every hit."""
-    is_hit_P: Tensor
-
-    @classmethod
-    def of(cls, tokens_BT: np.ndarray, match_len_BT: np.ndarray) -> "PaddedFgrams":
-        tokens_SK, n_S, hits_S = hit_fgrams(tokens_BT, match_len_BT)
-        is_hit_P = match_len_BT.reshape(-1) > 1
-        return cls(*map(torch.from_numpy, (tokens_SK, n_S - 1, hits_S, is_hit_P)))
-
-    def vectors(self, model: SconeLM, embedding_SKD: Tensor) -> Tensor:
-        return sequence_vectors(require_fgram_model(model), embedding_SKD, self.last_S)
-
-
-class PaddedLM(SconeLM):
-    """The joint model that evaluates its f-grams the paper's way."""
-
-    def input_embeddings(self, tokens_BT: Tensor, fgrams: Any) -> Tensor:
-        assert isinstance(fgrams, PaddedFgrams)
-        ids = torch.cat([tokens_BT.reshape(-1), fgrams.tokens_SK.reshape(-1)])
-        embedding_PD, embedding_MD = self.token_embedding(ids).split(
-            [tokens_BT.numel(), fgrams.tokens_SK.numel()]
+    def forward(
+        self, tokens_BT: Tensor, fgrams: BatchForest | None, token_embedding: nn.Module
+    ) -> Tensor:
+        assert fgrams is not None
+        tokens_SK, n_S, hits_S = map(
+            torch.from_numpy, hit_fgrams(tokens_BT.numpy(), match_lengths(fgrams))
         )
-        vectors_SD = fgrams.vectors(self, embedding_MD.view(*fgrams.tokens_SK.shape, -1))
-        return embedding_PD.index_copy(0, fgrams.hits_S, vectors_SD).view(*tokens_BT.shape, -1)
+        embedding_MD = token_embedding(torch.cat([tokens_BT.reshape(-1), tokens_SK.reshape(-1)]))
+        embedding_PD, embedding_SKD = embedding_MD.split([tokens_BT.numel(), tokens_SK.numel()])
+        embedding_SKD = embedding_SKD.view(*tokens_SK.shape, -1)
+        vector_SD = sequence_vectors(self.fgram_model, embedding_SKD, n_S - 1)
+        return embedding_PD.index_copy(0, hits_S, vector_SD).view(*tokens_BT.shape, -1)
+
+
+def match_lengths(fgrams: BatchForest) -> np.ndarray:
+    """match_len_P, from which the forest was made."""
+    match_len_P = np.ones(len(fgrams.is_hit_P), np.int64)
+    match_len_P[fgrams.is_hit_P.numpy()] += fgrams.forest.depth_N[fgrams.forest.node_of_S].numpy()
+    return match_len_P
 
 
 def hit_fgrams(
@@ -96,10 +87,13 @@ def hit_fgrams(
     return tokens_SK, n_S, hits_S
 
 
-def sequence_vectors(fgram_model: FgramModel, embedding_SKD: Tensor, last_S: Tensor) -> Tensor:
+def sequence_vectors(
+    fgram_model: nn.Module | None, embedding_SKD: Tensor, last_S: Tensor
+) -> Tensor:
     """FgramModel.forward on plain sequences. It is causal and filling stands behind an f-gram, so
     no mask is needed, which leaves Hugging Face its fastest attention.
     """
+    assert isinstance(fgram_model, FgramModel)
     hidden_SKE = fgram_model.body(
         inputs_embeds=fgram_model.project_in(embedding_SKD), use_cache=False
     ).last_hidden_state
@@ -110,14 +104,14 @@ def sequence_vectors(fgram_model: FgramModel, embedding_SKD: Tensor, last_S: Ten
     return embedding_SKD[rows_S, last_S] + vector_SD if is_residual else vector_SD
 
 
-def require_fgram_model(model: SconeLM) -> FgramModel:
-    assert model.fgram_model is not None
+def fgram_model_of(model: SconeLM) -> FgramModel:
+    assert isinstance(model.fgram_model, FgramModel)
     return model.fgram_model
 
 
 def set_attention(model: SconeLM, name: str) -> SconeLM:
     """The attention of the f-gram model, by its Hugging Face name."""
-    require_fgram_model(model).body.set_attn_implementation(name)
+    fgram_model_of(model).body.set_attn_implementation(name)
     return model
 
 
