@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from time import process_time
+from time import perf_counter, process_time
 
 import numpy as np
 import pandas as pd
@@ -211,11 +211,14 @@ def time_pass(
 
 
 class Loop:
-    """A training worker, which is all ranks, and the losses of its steps."""
+    """A training worker, which is all ranks; of its steps the losses and the f-gram model's share of
+    their time.
+    """
 
     def __init__(self, config: TrainConfig) -> None:
         self.worker = Worker(config, "benchmark", rank=0, num_ranks=1, send=lambda report: None)
         self.losses: list[float] = []
+        self.fgram_shares: list[float] = []
 
     def evaluate_padded(self) -> "Loop":
         """From now on f-grams are evaluated the paper's way."""
@@ -226,8 +229,11 @@ class Loop:
 
     def step(self) -> None:
         """Take the next step."""
-        before = float(self.worker.tally.sums[0])
+        before, started = float(self.worker.tally.sums[0]), perf_counter()
         self.worker.train_step(len(self.losses))
+        if self.worker.fgram_timer is not None:
+            seconds = perf_counter() - started
+            self.fgram_shares.append(self.worker.fgram_timer.take() / seconds)
         loss_sum = float(self.worker.tally.sums[0]) - before
         self.losses.append(loss_sum / (MICRO_BATCH * SEQUENCE))
 
@@ -258,6 +264,7 @@ def measure_steps(data: TrainingData) -> Metrics:
         "scone_vs_baseline_step": seconds["scone"] / seconds["baseline"],
         "padded_vs_baseline_step": seconds["padded"] / seconds["baseline"],
         "vs_hf_trainer": seconds["transformers"] / seconds["baseline"],
+        "fgram_time_share": statistics.median(loops["scone"].fgram_shares),
         "baseline_tokens_per_cpu_s": MICRO_BATCH * SEQUENCE / seconds["baseline"],
     }
 
