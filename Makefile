@@ -15,7 +15,7 @@ export RAY_AUTH_MODE ?= token
 export RAY_USAGE_STATS_ENABLED ?= 0
 export DS_ACCELERATOR ?= cpu
 
-.PHONY: setup quickstart test check format bench-count clean-quickstart
+.PHONY: setup quickstart test check format bench-count bench-train clean-quickstart
 
 setup: $(READY)
 
@@ -50,6 +50,9 @@ format: $(READY)
 # Peers are compared where they are: TOKENGRAMS=<folder>, KENLM_COUNT=<binary>.
 bench-count: $(READY)
 	POLARS_MAX_THREADS=1 RAYON_NUM_THREADS=1 $(BIN)/python -m benchmarks.bench_count
+
+bench-train: $(READY)
+	$(BIN)/python -m benchmarks.bench_train
 
 clean-quickstart:
 	rm -rf $(RUN)

@@ -32,7 +32,7 @@ def start_engine(
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     options = config.optimizer
     optimizer = torch.optim.AdamW(
-        parameter_groups(model, options), betas=(0.9, options.beta2), eps=1e-8
+        parameter_groups(model, options), betas=(0.9, options.beta2), eps=1e-8, fused=True
     )
     engine, *_ = deepspeed.initialize(
         model=model,

@@ -9,6 +9,7 @@ from torch import Tensor
 from scone_core.batches import MicroBatch
 from scone_core.estimate import FlopRates
 from scone_core.model import SconeOutput
+from scone_core.module_timer import ModuleTimer
 
 Report = dict[str, float]
 """Metrics by name, with the number of steps done as "step"."""
@@ -17,9 +18,10 @@ Report = dict[str, float]
 class Tally:
     """Sums over the micro-batches since the last report."""
 
-    def __init__(self, rates: FlopRates) -> None:
+    def __init__(self, rates: FlopRates, fgram_timer: ModuleTimer | None) -> None:
+        """`fgram_timer` watches the f-gram model, if there is one."""
         self.started = time.monotonic()
-        self.rates = rates
+        self.rates, self.fgram_timer = rates, fgram_timer
         self.sums: Tensor = torch.zeros(7, dtype=torch.float64)
 
     def add(self, output: SconeOutput, batch: MicroBatch) -> None:
@@ -33,14 +35,19 @@ class Tally:
         Args:
             num_positions: of all ranks together; not each has a target.
         """
-        loss, targets, hit_square, miss_square, hits, lengths, nodes = sum_over_ranks(self.sums)
         seconds = time.monotonic() - self.started
+        fgram_seconds = self.fgram_timer.take() if self.fgram_timer else 0.0
+        *sums, fgram_seconds, all_seconds = sum_over_ranks(
+            [*self.sums.tolist(), fgram_seconds, seconds]
+        )
+        loss, targets, hit_square, miss_square, hits, lengths, nodes = sums
         flops = self.rates.main * num_positions + self.rates.fgram * nodes
         return {
             "loss": loss / max(targets, 1),
             "tokens_per_second": num_positions / seconds,
             "gflops_per_second": flops / seconds / 1e9,
             "fgram_flops_share": self.rates.fgram * nodes / flops,
+            "fgram_time_share": fgram_seconds / all_seconds,
             "peak_memory_mb": peak_memory_bytes() / 1e6,
             "hit_rate": hits / num_positions,
             "mean_match_length": lengths / num_positions,

@@ -26,6 +26,7 @@ from ray_jobs.train_engine import gather_weights, set_learning_rate, start_engin
 from ray_jobs.train_export import export
 from ray_jobs.train_tally import Report, Tally, sum_over_ranks
 from scone_core import storage
+from scone_core.allocator import keep_freed_memory
 from scone_core.batches import MicroBatch, TokenStream, TrainingBatches
 from scone_core.decoders import (
     build_causal_lm,
@@ -37,6 +38,7 @@ from scone_core.estimate import flop_rates
 from scone_core.evaluation import Score, embed_on_the_fly, evaluate, num_windows
 from scone_core.fgram_index import FGramIndex
 from scone_core.model import SconeLM
+from scone_core.module_timer import ModuleTimer
 
 
 def train_worker(settings: dict[str, Any]) -> None:
@@ -45,6 +47,7 @@ def train_worker(settings: dict[str, Any]) -> None:
     Args:
         settings: "config" (a TrainConfig as JSON) and "fingerprint" (of the training).
     """
+    keep_freed_memory()
     context = ray.train.get_context()
     worker = Worker(
         TrainConfig.model_validate(settings["config"]),
@@ -82,7 +85,9 @@ class Worker:
         self.reports: list[Report] = []
         self.gradient_norm = 0.0
         self.first_step = self._start_engine()
-        self.steps_since_report, self.tally = 0, Tally(self.rates)
+        fgram_model = self.model.fgram_model
+        self.fgram_timer = ModuleTimer(fgram_model) if fgram_model is not None else None
+        self.steps_since_report, self.tally = 0, Tally(self.rates, self.fgram_timer)
 
     def _start_engine(self) -> int:
         """Begin, or go on from the newest state; the first step to do."""
@@ -178,7 +183,7 @@ class Worker:
         }
         self.reports.append(report)
         self.send(report)
-        self.steps_since_report, self.tally = 0, Tally(self.rates)
+        self.steps_since_report, self.tally = 0, Tally(self.rates, self.fgram_timer)
 
     def _evaluate(self) -> dict[str, float]:
         """Held-out metrics; every rank scores its part of the windows, all ranks as many (under

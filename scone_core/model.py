@@ -6,7 +6,7 @@ Legend: B batch, T time, P positions (B x T), N forest nodes, D width of the mai
 
 import json
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import safetensors.torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from scone_core.artifacts import CheckpointManifest, FgramsManifest, load_manife
 from scone_core.decoders import build_fgram_body, load_causal_lm
 from scone_core.fgram_model import FgramModel, FgramModelConfig
 from scone_core.forest import BatchForest, Forest
+from scone_core.head_loss import HeadLoss
 from scone_core.input_embeddings import (
     FgramEmbedding,
     FgramMean,
@@ -56,6 +57,7 @@ class SconeLM(nn.Module):
         super().__init__()
         self.main_model = main_model
         self.input_embedding = PlainEmbedding() if input_embedding is None else input_embedding
+        self.head_loss = HeadLoss.of(main_model)
 
     @classmethod
     def start(
@@ -110,11 +112,8 @@ class SconeLM(nn.Module):
                 own document alone. Without it, to all that stands before it.
         """
         input_BTD = self.input_embeddings(tokens_BT, fgrams)
-        logits_BTV = self.main_model(
-            inputs_embeds=input_BTD, position_ids=positions_BT, use_cache=False
-        ).logits
-        loss_sum = F.cross_entropy(
-            logits_BTV.flatten(0, 1).float(), targets_BT.reshape(-1), reduction="sum"
+        loss_sum = self._loss_sum(
+            targets_BT, inputs_embeds=input_BTD, position_ids=positions_BT, use_cache=False
         )
         square_P = input_BTD.detach().float().square().mean(-1).view(-1)
         hit_P = square_P.new_zeros(len(square_P)) if fgrams is None else fgrams.is_hit_P
@@ -122,6 +121,15 @@ class SconeLM(nn.Module):
         return SconeOutput(
             loss_sum, (targets_BT >= 0).sum(), hit_square_sum, square_P.sum() - hit_square_sum
         )
+
+    def _loss_sum(self, targets_BT: Tensor, **inputs: Any) -> Tensor:
+        """The summed token loss of the main model on `inputs`."""
+        targets_P = targets_BT.reshape(-1)
+        if self.head_loss is None:
+            logits_PV = self.main_model(**inputs).logits.flatten(0, 1)
+            return F.cross_entropy(logits_PV.float(), targets_P, reduction="sum")
+        hidden_BTD = self.main_model.base_model(**inputs).last_hidden_state
+        return self.head_loss(hidden_BTD.flatten(0, 1), targets_P)
 
     def save(self, folder: Path, *, fgrams: FgramsManifest | None = None) -> None:
         """Write the Hugging Face folders `main_model/` and, where the method has weights of its
