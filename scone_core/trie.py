@@ -31,6 +31,8 @@ INSERT_BLOCK = 1 << 10
 """Rows that are inserted together."""
 AHEAD = 16
 """Probes between a bucket's prefetch and its use."""
+STREAMS = 32
+"""Sequences that are advanced together: all their buckets are asked for before one is used."""
 
 _EMPTY = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 _MOVED_ON = np.uint64(1 << 32)
@@ -130,7 +132,8 @@ def find_rows(buckets_N8: np.ndarray, tokens_SK: np.ndarray, n_S: np.ndarray) ->
 
 
 @nb.njit(nogil=True, cache=True)
-def _insert(buckets_N8: np.ndarray, key: np.uint64, fgram_id: int) -> None:
+def insert_key(buckets_N8: np.ndarray, key: np.uint64, fgram_id: int) -> None:
+    """Put a key that is not there yet into the first free slot from its bucket on."""
     bucket = _bucket(key, buckets_N8.shape[0])
     while True:
         for slot in range(SLOTS):
@@ -166,7 +169,7 @@ def insert_rows(
                 return row
             if find_node(buckets_N8, prefix, tokens_SK[row, n - 1]) >= 0:
                 return row
-            _insert(buckets_N8, _key(prefix, tokens_SK[row, n - 1]), first_id + row)
+            insert_key(buckets_N8, _key(prefix, tokens_SK[row, n - 1]), first_id + row)
         if last < min(first + INSERT_BLOCK, len(n_S)):
             return last
     return len(n_S)
@@ -238,6 +241,65 @@ def match_windows(windows_BK: np.ndarray, buckets_N8: np.ndarray, max_n: int) ->
     match_len_BK = np.empty(windows_BK.shape, np.uint8)
     match_rows(windows_BK, buckets_N8, max_n, fgram_ids_BK, match_len_BK)
     return fgram_ids_BK[:, -1].copy()
+
+
+@nb.njit(nogil=True, cache=True)
+def advance(
+    tokens_B: np.ndarray,
+    buckets_N8: np.ndarray,
+    nodes_BP: np.ndarray,
+    fgram_ids_B: np.ndarray,
+    match_len_B: np.ndarray,
+) -> None:
+    """One more token for each of B sequences: the longest f-gram that ends at it, in at most one
+    probe per length and without looking at earlier tokens.
+
+    Args:
+        nodes_BP: int64, P = K - 1: column p is the node of the last p + 1 tokens, -1 when they are
+            no f-gram (p = 0: no token). Brought up to date.
+        fgram_ids_B: becomes the ids, -1 for a miss.
+        match_len_B: becomes the lengths, 1 for a miss.
+    """
+    num_prefixes = nodes_BP.shape[1]
+    probes = np.empty((STREAMS, num_prefixes), np.int64)
+    for first in range(0, len(tokens_B), STREAMS):
+        last = min(first + STREAMS, len(tokens_B))
+        for b in range(first, last):
+            token = np.int64(tokens_B[b])
+            if token < 0 or token >= MAX_VOCAB:
+                nodes_BP[b] = -1
+                continue
+            for p in range(num_prefixes):
+                if nodes_BP[b, p] < 0:
+                    break
+                key = _key(nodes_BP[b, p], token)
+                probes[b - first, p] = _bucket(key, buckets_N8.shape[0])
+                prefetch(buckets_N8, probes[b - first, p])
+        for b in range(first, last):
+            token = np.int64(tokens_B[b])
+            fgram_ids_B[b], match_len_B[b] = -1, 1
+            if token >= 0 and token < MAX_VOCAB:
+                node, length = _extend(token, buckets_N8, probes[b - first], nodes_BP[b])
+                if length > 1:
+                    fgram_ids_B[b], match_len_B[b] = node - FGRAM_BASE, length
+
+
+@nb.njit(inline="always")
+def _extend(
+    token: np.int64, buckets_N8: np.ndarray, probes_P: np.ndarray, nodes_P: np.ndarray
+) -> tuple[np.int64, int]:
+    """`advance` for one sequence: the node and the length of the longest match."""
+    longest, length, node = token, 1, token
+    for p in range(len(nodes_P)):
+        prefix = nodes_P[p]
+        nodes_P[p] = node
+        if node >= 0 and prefix >= 0:
+            node = _find(buckets_N8, probes_P[p], _key(prefix, token))
+        else:
+            node = np.int64(-1)
+        if node >= 0:
+            longest, length = node, p + 2
+    return longest, length
 
 
 @nb.njit(nogil=True, cache=True)

@@ -1,0 +1,70 @@
+"""Where the rows of an open table live, by rank: locked in memory, mapped, or read from disk."""
+
+import ctypes
+import mmap
+import os
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from scone_core.config import Frozen
+
+PAGE = mmap.PAGESIZE
+
+
+class Tiers(Frozen):
+    """Ids are ranks, so a tier is a range of ids. By default every row is mapped and none locked:
+    right for a table that fits the memory its node has to spare.
+    """
+
+    hot_rows: int = Field(default=0, ge=0)
+    """The most frequent rows, read when the table is opened and locked in memory."""
+    cold_from: int | None = Field(default=None, ge=0)
+    """First id whose row is read from disk at every lookup; None: no row is."""
+    io: Literal["mmap", "direct"] = "direct"
+    """How cold rows are read. direct: io_uring past the page cache (needs `liburing`), as fast at
+    4,096 rows as at 16 and without throwing anything else out of memory. mmap: the kernel is told
+    of a batch's pages before they are touched (MADV_WILLNEED); rows stay in the page cache.
+    """
+    queue_depth: int = Field(default=256, ge=1, le=4096)
+    """Reads in flight with `io: direct`."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.cold_from is not None and self.hot_rows > self.cold_from:
+            raise ValueError(
+                f"hot_rows={self.hot_rows} > cold_from={self.cold_from}: a row cannot be locked in "
+                "memory and read from disk; lower hot_rows"
+            )
+        return self
+
+
+ALL_MAPPED = Tiers()
+
+
+def lock_rows(rows_NC: np.ndarray) -> None:
+    """Read mapped rows and keep them in memory; processes that lock the same file share its pages.
+
+    Raises:
+        ValueError: more than this process may lock.
+    """
+    if ctypes.CDLL(None, use_errno=True).mlock(*_address_and_size(rows_NC)) != 0:
+        reason = os.strerror(ctypes.get_errno())
+        raise ValueError(
+            f"hot_rows: cannot lock {rows_NC.nbytes:,} bytes in memory ({reason}); raise the limit "
+            "(ulimit -l, in containers also their memory) or lower hot_rows"
+        )
+
+
+def expect_random_reads(rows_NC: np.ndarray) -> None:
+    """A fault on these mapped rows reads its own page and nothing around it (up to 8 MiB else)."""
+    address, size = _address_and_size(rows_NC)
+    inside = -address % PAGE
+    if size > inside:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.madvise(ctypes.c_void_p(address.value + inside), size - inside, mmap.MADV_RANDOM)
+
+
+def _address_and_size(rows_NC: np.ndarray) -> tuple[ctypes.c_void_p, ctypes.c_size_t]:
+    return ctypes.c_void_p(rows_NC.ctypes.data), ctypes.c_size_t(rows_NC.nbytes)
