@@ -15,7 +15,7 @@ export RAY_AUTH_MODE ?= token
 export RAY_USAGE_STATS_ENABLED ?= 0
 export DS_ACCELERATOR ?= cpu
 
-.PHONY: setup quickstart test check format bench-count clean-quickstart
+.PHONY: setup quickstart test check format bench-count bench-lookup clean-quickstart
 
 setup: $(READY)
 
@@ -50,6 +50,10 @@ format: $(READY)
 # Peers are compared where they are: TOKENGRAMS=<folder>, KENLM_COUNT=<binary>.
 bench-count: $(READY)
 	POLARS_MAX_THREADS=1 RAYON_NUM_THREADS=1 $(BIN)/python -m benchmarks.bench_count
+
+# Needs 11 GB of disk (BENCH_FOLDER=<folder>) and as much memory; fio, if it is there, is a peer.
+bench-lookup: $(READY)
+	NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.bench_lookup
 
 clean-quickstart:
 	rm -rf $(RUN)
