@@ -107,7 +107,8 @@ def convert_rows(rows_NC: np.ndarray, source: RowFormat, target: RowFormat) -> n
     out_NC = np.empty((len(rows_NC), columns), STORAGE[target].stored)
     for first in range(0, len(rows_NC), ROWS_PER_BLOCK):
         part = slice(first, first + ROWS_PER_BLOCK)
-        out_NC[part] = to_storage(from_storage(rows_NC[part], source).float(), target)
+        vectors_ND = from_storage(rows_NC[part].copy(), source).float()
+        out_NC[part] = to_storage(vectors_ND, target)
     return out_NC
 
 

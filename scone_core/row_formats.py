@@ -95,8 +95,8 @@ def split_records(rows_MC: np.ndarray, row_format: RowFormat) -> tuple[torch.Ten
     """The values [M, D] (int8 or float8_e4m3fn) and the scales [M] (float32) of records, copied."""
     quantised = STORAGE[row_format].quantised
     assert quantised is not None, "other rows have no scale"
-    scale_M = np.ascontiguousarray(rows_MC[:, :SCALE_BYTES]).view(np.float32)[:, 0]
-    values_MD = np.ascontiguousarray(rows_MC[:, SCALE_BYTES:])
+    scale_M = rows_MC[:, :SCALE_BYTES].copy().view(np.float32).reshape(-1)
+    values_MD = rows_MC[:, SCALE_BYTES:].copy()
     return torch.from_numpy(values_MD).view(quantised), torch.from_numpy(scale_M)
 
 
@@ -171,7 +171,7 @@ def table_rows(batch: pa.RecordBatch) -> np.ndarray:
     """The stored rows [N, C] of a mapped shard, not copied."""
     column = batch.column("embedding")
     if not pa.types.is_fixed_size_binary(column.type):
-        return column.values.to_numpy().reshape(len(column), column.type.list_size)
+        return column.flatten().to_numpy().reshape(len(column), column.type.list_size)
     columns, last = column.type.byte_width, column.offset + len(column)
     records = np.frombuffer(column.buffers()[1], np.uint8, last * columns)
     return records.reshape(last, columns)[column.offset :]

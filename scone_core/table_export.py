@@ -28,7 +28,7 @@ def export_safetensors(table: EmbeddingTable, out: str) -> list[str]:
     for number, shard in enumerate(table.manifest.shards):
         rows_NC = table.stored_shard(number)
         if STORAGE[table.row_format].quantised is None:
-            tensors = {"embedding": as_tensor(rows_NC)}
+            tensors = {"embedding": as_tensor(rows_NC.copy())}  # torch wants writable memory
         else:
             values_ND, scale_N = split_records(rows_NC, table.row_format)
             tensors = {"values": values_ND, "scale": scale_N}

@@ -49,7 +49,8 @@ def lock_rows(rows_NC: np.ndarray) -> None:
     Raises:
         ValueError: more than this process may lock.
     """
-    if ctypes.CDLL(None, use_errno=True).mlock(*_address_and_size(rows_NC)) != 0:
+    libc, address = ctypes.CDLL(None, use_errno=True), ctypes.c_void_p(rows_NC.ctypes.data)
+    if libc.mlock(address, ctypes.c_size_t(rows_NC.nbytes)) != 0:
         reason = os.strerror(ctypes.get_errno())
         raise ValueError(
             f"hot_rows: cannot lock {rows_NC.nbytes:,} bytes in memory ({reason}); raise the limit "
@@ -59,12 +60,8 @@ def lock_rows(rows_NC: np.ndarray) -> None:
 
 def expect_random_reads(rows_NC: np.ndarray) -> None:
     """A fault on these mapped rows reads its own page and nothing around it (up to 8 MiB else)."""
-    address, size = _address_and_size(rows_NC)
-    inside = -address % PAGE
-    if size > inside:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.madvise(ctypes.c_void_p(address.value + inside), size - inside, mmap.MADV_RANDOM)
-
-
-def _address_and_size(rows_NC: np.ndarray) -> tuple[ctypes.c_void_p, ctypes.c_size_t]:
-    return ctypes.c_void_p(rows_NC.ctypes.data), ctypes.c_size_t(rows_NC.nbytes)
+    address = rows_NC.ctypes.data
+    first, last = -(-address // PAGE) * PAGE, address + rows_NC.nbytes
+    if first < last:
+        whole = ctypes.c_void_p(first), ctypes.c_size_t(last - first)
+        ctypes.CDLL(None).madvise(*whole, mmap.MADV_RANDOM)
