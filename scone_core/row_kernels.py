@@ -15,10 +15,10 @@ from numba.extending import intrinsic
 from scone_core.row_formats import SCALE_BYTES
 
 CACHE_LINE = 64
-AHEAD = 4
-"""Rows between the prefetch of a row's first lines and its copy."""
-LINES_AHEAD = 8
-"""The hardware follows a row by itself once it is in it, but never into the next page."""
+AHEAD = 8
+"""Rows between the prefetch of a row's first line and its copy. The hardware follows a row by
+itself once it is in it; what it cannot know is the next row's page. 4,096-byte rows, batch 4,096:
+0.64 us a row without, 0.46 with one line, 0.66 with all 64."""
 
 
 def _copy_code(typing_context: Any, target: Any, source: Any, num_bytes: Any) -> Any:
@@ -90,22 +90,13 @@ def locate(
     return -1, num_hot, num_cold
 
 
-@nb.njit(inline="always")
-def _prefetch_row(addresses_M: np.ndarray, m: int, row_bytes: int) -> None:
-    if m < len(addresses_M):
-        for line in range(0, min(row_bytes, LINES_AHEAD * CACHE_LINE), CACHE_LINE):
-            prefetch_line(addresses_M[m] + line)
-
-
 @nb.njit(nogil=True, cache=True)
 def copy_rows(addresses_M: np.ndarray, out_MR: np.ndarray) -> None:
     """Row m of `out_MR` (uint8, C-contiguous) becomes the bytes at `addresses_M[m]`."""
     row_bytes = out_MR.shape[1]
     target = out_MR.ctypes.data
-    for m in range(min(AHEAD, len(addresses_M))):
-        _prefetch_row(addresses_M, m, row_bytes)
     for m in range(len(addresses_M)):
-        _prefetch_row(addresses_M, m + AHEAD, row_bytes)
+        prefetch_line(addresses_M[min(m + AHEAD, len(addresses_M) - 1)])
         copy_bytes(target + m * row_bytes, addresses_M[m], row_bytes)
 
 
@@ -127,7 +118,7 @@ def decode_rows(addresses_M: np.ndarray, byte_values: np.ndarray, out_MD: np.nda
     """Row m of `out_MD` (float32) becomes the values of the record at `addresses_M[m]`."""
     record_R = np.empty(SCALE_BYTES + out_MD.shape[1], np.uint8)
     for m in range(len(addresses_M)):
-        _prefetch_row(addresses_M, m + AHEAD, len(record_R))
+        prefetch_line(addresses_M[min(m + AHEAD, len(addresses_M) - 1)])
         copy_bytes(record_R.ctypes.data, addresses_M[m], len(record_R))
         _decode(record_R, byte_values, out_MD[m])
 
@@ -139,7 +130,7 @@ def decode_rows_bf16(addresses_M: np.ndarray, byte_values: np.ndarray, out_MD: n
     row_D = np.empty(out_MD.shape[1], np.float32)
     bits_D = row_D.view(np.uint32)
     for m in range(len(addresses_M)):
-        _prefetch_row(addresses_M, m + AHEAD, len(record_R))
+        prefetch_line(addresses_M[min(m + AHEAD, len(addresses_M) - 1)])
         copy_bytes(record_R.ctypes.data, addresses_M[m], len(record_R))
         _decode(record_R, byte_values, row_D)
         for d in range(len(row_D)):

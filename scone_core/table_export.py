@@ -113,7 +113,7 @@ def fill_lmdb(
     lmdb, order_S = _lmdb(), depth_first_order(tokens_SK, n_S)
     room = 4 * (len(n_S) * table.manifest.bytes_per_row + (1 << 28))  # takes no disk until used
     Path(out).mkdir(parents=True, exist_ok=True)
-    with lmdb.open(out, map_size=room, sync=False, metasync=False, writemap=True) as store:
+    with lmdb.open(out, map_size=room, sync=False, metasync=False) as store:
         for first in range(0, len(order_S), ROWS_PER_TRANSACTION):
             ids_M = order_S[first : first + ROWS_PER_TRANSACTION]
             keys = ngram_keys(tokens_SK[ids_M], n_S[ids_M], vocab_size)

@@ -31,8 +31,8 @@ INSERT_BLOCK = 1 << 10
 """Rows that are inserted together."""
 AHEAD = 16
 """Probes between a bucket's prefetch and its use."""
-STREAMS = 32
-"""Sequences that are advanced together: all their buckets are asked for before one is used."""
+STREAMS_AHEAD = 8
+"""Sequences whose buckets are asked for before those of one are used: each has up to K - 1."""
 
 _EMPTY = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 _MOVED_ON = np.uint64(1 << 32)
@@ -260,41 +260,54 @@ def advance(
         fgram_ids_B: becomes the ids, -1 for a miss.
         match_len_B: becomes the lengths, 1 for a miss.
     """
-    num_prefixes = nodes_BP.shape[1]
-    probes = np.empty((STREAMS, num_prefixes), np.int64)
-    for first in range(0, len(tokens_B), STREAMS):
-        last = min(first + STREAMS, len(tokens_B))
-        for b in range(first, last):
-            token = np.int64(tokens_B[b])
-            if token < 0 or token >= MAX_VOCAB:
-                nodes_BP[b] = -1
-                continue
-            for p in range(num_prefixes):
-                if nodes_BP[b, p] < 0:
-                    break
-                key = _key(nodes_BP[b, p], token)
-                probes[b - first, p] = _bucket(key, buckets_N8.shape[0])
-                prefetch(buckets_N8, probes[b - first, p])
-        for b in range(first, last):
-            token = np.int64(tokens_B[b])
-            fgram_ids_B[b], match_len_B[b] = -1, 1
-            if token >= 0 and token < MAX_VOCAB:
-                node, length = _extend(token, buckets_N8, probes[b - first], nodes_BP[b])
-                if length > 1:
-                    fgram_ids_B[b], match_len_B[b] = node - FGRAM_BASE, length
+    num = len(tokens_B)
+    probes_BP = np.empty(nodes_BP.shape, np.int64)
+    for j in range(num + STREAMS_AHEAD):
+        if j < num:
+            _prepare(np.int64(tokens_B[j]), buckets_N8, nodes_BP, probes_BP, j)
+        b = j - STREAMS_AHEAD
+        if b >= 0:
+            node, length = _extend(np.int64(tokens_B[b]), buckets_N8, nodes_BP, probes_BP, b)
+            fgram_ids_B[b], match_len_B[b] = node - FGRAM_BASE if length > 1 else -1, length
+
+
+@nb.njit(inline="always")
+def _prepare(
+    token: np.int64,
+    buckets_N8: np.ndarray,
+    nodes_BP: np.ndarray,
+    probes_BP: np.ndarray,
+    b: int,
+) -> None:
+    """Ask for all buckets that `_extend` may read. A token outside the vocabulary ends everything
+    before it.
+    """
+    if token < 0 or token >= MAX_VOCAB:
+        nodes_BP[b] = -1
+        return
+    for p in range(nodes_BP.shape[1]):
+        if nodes_BP[b, p] < 0:
+            return
+        probes_BP[b, p] = _bucket(_key(nodes_BP[b, p], token), buckets_N8.shape[0])
+        prefetch(buckets_N8, probes_BP[b, p])
 
 
 @nb.njit(inline="always")
 def _extend(
-    token: np.int64, buckets_N8: np.ndarray, probes_P: np.ndarray, nodes_P: np.ndarray
+    token: np.int64,
+    buckets_N8: np.ndarray,
+    nodes_BP: np.ndarray,
+    probes_BP: np.ndarray,
+    b: int,
 ) -> tuple[np.int64, int]:
     """`advance` for one sequence: the node and the length of the longest match."""
-    longest, length, node = token, 1, token
-    for p in range(len(nodes_P)):
-        prefix = nodes_P[p]
-        nodes_P[p] = node
+    longest, length = token, 1
+    node = token if token >= 0 and token < MAX_VOCAB else np.int64(-1)
+    for p in range(nodes_BP.shape[1]):
+        prefix = nodes_BP[b, p]
+        nodes_BP[b, p] = node
         if node >= 0 and prefix >= 0:
-            node = _find(buckets_N8, probes_P[p], _key(prefix, token))
+            node = _find(buckets_N8, probes_BP[b, p], _key(prefix, token))
         else:
             node = np.int64(-1)
         if node >= 0:

@@ -45,7 +45,7 @@ def text(num_sequences: int, length: int, seed: int) -> np.ndarray:
     return np.where(rng.random(tokens_BT.shape) < 0.05, strange, tokens_BT)
 
 
-@given(st.integers(1, 2 * trie.STREAMS + 3), st.integers(1, 30), st.integers(0, 1000))
+@given(st.integers(1, 3 * trie.STREAMS_AHEAD), st.integers(1, 30), st.integers(0, 1000))
 @settings(max_examples=50, deadline=None)
 def test_a_stream_finds_what_a_batch_finds(num_sequences: int, length: int, seed: int) -> None:
     tokens_SK = np.zeros((len(GRAMS), 5), np.uint32)
