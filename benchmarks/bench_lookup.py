@@ -26,7 +26,7 @@ from scone_core.lookup_engine import LookupEngine
 from scone_core.row_formats import from_storage, to_storage
 from scone_core.table import EmbeddingTable, aligned_empty
 from scone_core.table_export import ngram_keys
-from scone_core.tiers import Tiers, expect_random_reads
+from scone_core.tiers import ALL_MAPPED, Tiers, expect_random_reads
 
 BATCHES = (1, 16, 256, 4096)
 COLD_ROUNDS = 7
@@ -110,19 +110,21 @@ def private_mb():
 before = private_mb()
 table = EmbeddingTable.open(sys.argv[1])
 buckets = np.load(sys.argv[2], mmap_mode="r")
+opened = private_mb()
 out = table.empty(4096)
 table.gather(np.random.default_rng(0).integers(0, table.num_rows, 4096), out)
-print(private_mb() - before - out.nbytes / 2**20)
+print(opened - before, private_mb() - before - out.nbytes / 2**20)
 """
 
 
 def measure_private_memory(data: Data, folder: Path) -> Metrics:
-    """USS that opening table and index, and a first lookup, add to a second process while the first
-    has all of both mapped.
+    """USS that opening table and index adds to a second process while the first has all of both
+    mapped, and what it is after a first lookup, which loads the compiled code.
     """
     command = [sys.executable, "-c", OPEN_IN_ANOTHER_PROCESS, data.table, str(folder / "trie.npy")]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
-    return {"uss_growth_mb": float(result.stdout)}
+    opened, used = map(float, result.stdout.split())
+    return {"uss_growth_mb": opened, "uss_growth_with_compiled_code_mb": used}
 
 
 def drop_from_cache(folder: str) -> None:
@@ -143,7 +145,9 @@ def open_with_faults(folder: str) -> EmbeddingTable:
 
 
 def measure_cold(data: Data) -> Metrics:
-    """Random distinct rows after the page cache was dropped, microseconds per row."""
+    """Random distinct rows after the page cache was dropped, us per row. A fault of `mmap` reads
+    one page; `read-around` is a map without advice, where it reads up to 8 MiB.
+    """
     rng, found = np.random.default_rng(1), {}
     keys = ngram_keys(data.tokens_SK[:LMDB_ROWS], data.n_S[:LMDB_ROWS], 1 << 16)
     for batch in (16, 256, 4096):
@@ -153,12 +157,14 @@ def measure_cold(data: Data) -> Metrics:
             "mmap": partial(cold_table, data, rng, batch, None),
             "lmdb": partial(cold_lmdb, data, rng, batch, keys),
         }
+        if batch == 16:
+            runs["read-around"] = partial(cold_table, data, rng, batch, ALL_MAPPED)
         if batch == 4096:  # nearly a second a round by faults
             del runs["mmap"], runs["lmdb"]
         rounds = interleave(runs, COLD_ROUNDS if batch < 4096 else 3)
         for name, values in rounds.items():
             print(f"cold {name} batch {batch}, us/row: " + " ".join(f"{v:.1f}" for v in values))
-            found[f"cold_{name}_us_per_row_b{batch}"] = statistics.median(values)
+            found[f"cold_{name.replace('-', '_')}_us_per_row_b{batch}"] = statistics.median(values)
     found["cold_vs_mmap"] = (
         found["cold_mmap_us_per_row_b256"] / found["cold_direct_us_per_row_b256"]
     )
@@ -195,11 +201,19 @@ def cold_lmdb(data: Data, rng: np.random.Generator, batch: int, keys: list[bytes
 
 
 def measure_fio(data: Data, direct_us_per_row: float) -> Metrics:
+    """What the disk gives: many reads at a time, and one, which is what a page fault waits for."""
     shards = load_manifest(EmbeddingsManifest, data.table).shards
-    rows_per_s = lookup_peers.fio_rows_per_s([f"{data.table}/{shard.name}" for shard in shards])
-    if rows_per_s is None:
+    files = [f"{data.table}/{shard.name}" for shard in shards]
+    many = lookup_peers.fio_rows_per_s(files, queue_depth=256)
+    one = lookup_peers.fio_rows_per_s(files, queue_depth=1)
+    if many is None or one is None:
         return {}
-    return {"fio_rows_per_s": rows_per_s, "cold_vs_fio": 1e6 / direct_us_per_row / rows_per_s}
+    return {
+        "fio_rows_per_s_qd256": many,
+        "fio_rows_per_s_qd1": one,
+        "fio_qd256_vs_qd1": many / one,
+        "cold_vs_fio": 1e6 / direct_us_per_row / many,
+    }
 
 
 def measure_match(data: Data) -> Metrics:

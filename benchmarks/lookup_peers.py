@@ -13,7 +13,6 @@ import numpy as np
 from benchmarks.lookup_data import LMDB_ROWS, MAX_N, Data
 from scone_core.table_export import ngram_keys
 
-QUEUE_DEPTH = 256
 TOKEN_BYTES = 2
 
 
@@ -79,8 +78,8 @@ def lmdb_bytes_per_row(folder: str) -> float:
     return Path(folder, "data.mdb").stat().st_blocks * 512 / LMDB_ROWS
 
 
-def fio_rows_per_s(files: list[str], *, seconds: int = 6) -> float | None:
-    """Random 4 KiB direct reads per second of these files at QUEUE_DEPTH; None without fio."""
+def fio_rows_per_s(files: list[str], *, queue_depth: int, seconds: int = 4) -> float | None:
+    """Random 4 KiB direct reads per second of these files; None without fio."""
     if shutil.which("fio") is None:
         print("fio: skipped (Debian's package fio)")
         return None
@@ -91,13 +90,14 @@ def fio_rows_per_s(files: list[str], *, seconds: int = 6) -> float | None:
         "bs": "4k",
         "direct": "1",
         "ioengine": "io_uring",
-        "iodepth": str(QUEUE_DEPTH),
+        "iodepth": str(queue_depth),
         "runtime": str(seconds),
         "time_based": "1",
-        "readonly": "1",
         "output-format": "json",
     }
     words = [f"--{name}={value}" for name, value in options.items()]
-    result = subprocess.run(["fio", *words], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        ["fio", "--readonly", *words], capture_output=True, text=True, check=True
+    )
     report: dict[str, Any] = json.loads(result.stdout)
     return float(report["jobs"][0]["read"]["iops"])

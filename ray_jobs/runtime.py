@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -171,7 +171,7 @@ def main(kind: type[Config], run: Callable[[Config], Manifest]) -> None:
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
+def one_line_errors() -> Generator[None]:
     """End the process with one `error:` line when input, files or the cluster are at fault."""
     try:
         yield

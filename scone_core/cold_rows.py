@@ -21,7 +21,7 @@ from numba.core import types
 from scone_core.artifacts import ArtifactError
 from scone_core.tiers import PAGE, Tiers
 
-_WILL_NEED = int(mmap.MADV_WILLNEED)
+_WILL_NEED = mmap.MADV_WILLNEED
 
 SUBMIT_EVERY = 32
 """Requests that are prepared before the kernel hears of them: the disk starts while Python goes on
