@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 
 from benchmarks import lookup_data, lookup_peers
-from benchmarks.lookup_data import LMDB_ROWS, NUM_KEYS, NUM_ROWS, WIDTH, Data
+from benchmarks.lookup_data import LMDB_ROWS, MAX_N, NUM_KEYS, NUM_ROWS, WIDTH, Data
 from scone_core.artifacts import EmbeddingsManifest, RowFormat, load_manifest
 from scone_core.lookup_engine import LookupEngine
 from scone_core.row_formats import from_storage, to_storage
@@ -32,6 +32,7 @@ BATCHES = (1, 16, 256, 4096)
 COLD_ROUNDS = 7
 Metrics = dict[str, float]
 Rounds = dict[str, list[float]]
+"""Measurements by name, in order."""
 
 
 def main() -> None:
@@ -44,7 +45,8 @@ def main() -> None:
         | measure_private_memory(data, folder)
         | measure_match(data)
         | measure_steps(data, table)
-        | measure_peers(data, table)
+        | measure_dict(data)
+        | measure_lmdb(data, table)
         | measure_gather(table)
         | measure_quantised()
         | {"index_build_ns_per_fgram": lookup_data.index_build_ns(data, folder)}
@@ -268,36 +270,58 @@ def measure_steps(data: Data, table: EmbeddingTable) -> Metrics:
     return metrics
 
 
-def measure_peers(data: Data, table: EmbeddingTable) -> Metrics:
-    """Decode steps of 256 sequences, each way in turn on the same tokens."""
-    batch, steps = 256, 200
-    engine = LookupEngine(data.index, table)
-    store, ids = lookup_peers.Lmdb(data.lmdb), lookup_peers.python_dict(data)
+def measure_dict(data: Data) -> Metrics:
+    """Decode steps of 256 sequences, match only: ours and a Python dictionary in turn."""
+    batch, steps = 256, 150
+    ids = lookup_peers.python_dict(data)
+    stream, found = data.index.stream(batch), Rounds(ours=[], theirs=[])
+    for tokens_B, text, ends_B in steps_of(data, batch, steps, seed=5):
+        found["ours"].append(wall_us(stream.advance, tokens_B))
+        found["theirs"].append(wall_us(lookup_peers.match_in_dict, ids, text, ends_B))
+        expected = lookup_peers.match_in_dict(ids, text, ends_B)
+        assert len(found["ours"]) < MAX_N or stream.fgram_ids_B.tolist() == expected
+    middle = medians({name: values[steps // 5 :] for name, values in found.items()})
+    return {
+        "match_us_b256": middle["ours"],
+        "dict_us_b256": middle["theirs"],
+        "vs_python_dict_b256": middle["theirs"] / middle["ours"],
+    }
+
+
+def measure_lmdb(data: Data, table: EmbeddingTable) -> Metrics:
+    """Decode steps of 256 sequences, match and rows: ours and LMDB in turn, all in memory. LMDB
+    holds fewer f-grams, so ours copies more rows.
+    """
+    batch, steps = 256, 150
+    engine, store = LookupEngine(data.index, table), lookup_peers.Lmdb(data.lmdb)
     store.touch()
-    starts_B = np.random.default_rng(5).integers(8, len(data.text_L) - steps, batch)
-    text = data.text_L.astype(">u2").tobytes()
+    stream, found = engine.stream(batch), Rounds(ours=[], theirs=[])
     out_BD, row_BD = engine.table.empty(batch), engine.table.empty(batch)
-    matching, both = engine.stream(batch), engine.stream(batch)
-    found: Rounds = {"match": [], "dict": [], "match+row": [], "lmdb": []}
-    for step in range(steps):
-        tokens_B = data.text_L[starts_B + step]
-        ends_B = ((starts_B + step + 1) * 2).tolist()
-        found["match"].append(wall_us(matching.advance, tokens_B))
-        found["match+row"].append(wall_us(engine.step, both, tokens_B, out_BD))
-        found["dict"].append(wall_us(lookup_peers.match_in_dict, ids, text, ends_B))
-        found["lmdb"].append(wall_us(store.match_rows, text, ends_B, row_BD))
-        if step >= 4:  # streams know no earlier tokens than theirs
-            expected = lookup_peers.match_in_dict(ids, text, ends_B)
-            assert matching.fgram_ids_B.tolist() == expected
+    for tokens_B, text, ends_B in steps_of(data, batch, steps, seed=6):
+        found["ours"].append(wall_us(engine.step, stream, tokens_B, out_BD))
+        found["theirs"].append(wall_us(store.match_rows, text, ends_B, row_BD))
+        is_in_both_B = (stream.fgram_ids_B >= 0) & (stream.fgram_ids_B < LMDB_ROWS)
+        rows_B = row_BD.view(np.int64)[is_in_both_B, 0]
+        assert len(found["ours"]) < MAX_N or np.array_equal(
+            rows_B, stream.fgram_ids_B[is_in_both_B]
+        )
     store.close()
     middle = medians({name: values[steps // 5 :] for name, values in found.items()})
     return {
-        "match_us_b256": middle["match"],
-        "dict_us_b256": middle["dict"],
-        "lmdb_warm_us_b256": middle["lmdb"],
-        "vs_python_dict_b256": middle["dict"] / middle["match"],
-        "vs_lmdb_warm_b256": middle["lmdb"] / middle["match+row"],
+        "match_and_rows_us_b256": middle["ours"],
+        "lmdb_warm_us_b256": middle["theirs"],
+        "vs_lmdb_warm_b256": middle["theirs"] / middle["ours"],
     }
+
+
+def steps_of(
+    data: Data, batch: int, num_steps: int, seed: int
+) -> Iterator[tuple[np.ndarray, bytes, list[int]]]:
+    """Per step the next token of B sequences; the text in bytes and where they stand in it."""
+    text = data.text_L.astype(">u2").tobytes()
+    starts_B = np.random.default_rng(seed).integers(MAX_N, len(data.text_L) - num_steps, batch)
+    for step in range(num_steps):
+        yield data.text_L[starts_B + step], text, ((starts_B + step + 1) * 2).tolist()
 
 
 def measure_gather(table: EmbeddingTable) -> Metrics:

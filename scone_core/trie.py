@@ -31,7 +31,7 @@ INSERT_BLOCK = 1 << 10
 """Rows that are inserted together."""
 AHEAD = 16
 """Probes between a bucket's prefetch and its use."""
-STREAMS_AHEAD = 8
+STREAMS_AHEAD = 16
 """Sequences whose buckets are asked for before those of one are used: each has up to K - 1."""
 
 _EMPTY = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
