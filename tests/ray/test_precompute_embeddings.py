@@ -17,6 +17,7 @@ from scone_core.fgrams import depth_first_order, read_fgrams
 from scone_core.forest import build_forest
 from scone_core.model import SconeLM
 from scone_core.table import EmbeddingTable
+from scone_core.table_check import check_table
 from tests.served_models import (
     VOCAB,
     publish_checkpoint,
@@ -90,6 +91,21 @@ def test_a_table_row_is_the_output_of_the_f_gram_model(inputs: Path, table: Path
         expected_D = alone(model, fgrams.tokens_MK[row, : fgrams.n_M[row]])
         found_D = rows.vectors(np.array([row]))[0]
         torch.testing.assert_close(found_D, expected_D, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("rows", ["int8", "fp8"])
+def test_quantised_rows_are_off_by_their_rounding_alone(
+    inputs: Path, tmp_path: Path, rows: str
+) -> None:
+    manifest = run(config_for(inputs, tmp_path / "table", rows=rows))
+    assert (manifest.row_format, manifest.bytes_per_row) == (rows, manifest.width + 4)
+    check = check_table(
+        str(tmp_path / "table"),
+        checkpoint=str(inputs / "checkpoint"),
+        fgrams=str(inputs / "fgrams"),
+        num_rows=500,
+    )
+    assert check.largest_error <= 1
 
 
 def test_bytes_do_not_depend_on_the_number_of_actors_and_threads(

@@ -1,4 +1,4 @@
-"""Laws of converting: the same table in fewer bytes, once, whatever happens on the way."""
+"""Laws of converting: the same table in fewer bytes, done once."""
 
 from pathlib import Path
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from scone_core import artifacts
+from scone_core import artifacts, storage
 from scone_core.artifacts import ArtifactError, EmbeddingsManifest, RowFormat
 from scone_core.row_formats import STORAGE, as_array, embedding_batch
 from scone_core.table import EmbeddingTable
@@ -163,8 +163,6 @@ def test_the_copy_of_a_remote_shard_is_checked_before_anyone_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """fsspec's in-memory files stand for a remote store."""
-    from scone_core import storage
-
     monkeypatch.setenv("SCONE_CACHE", str(tmp_path / "cache"))
     publish_all(tmp_path / "table")
     for file in (tmp_path / "table").iterdir():

@@ -25,6 +25,7 @@ from tests.served_models import (
     random_fgrams,
     trained_model,
 )
+from tests.tables import publish_rows
 
 GRAMS = random_fgrams(per_length=100)
 
@@ -68,8 +69,6 @@ def republish(base: Path, folder: Path, *, source: RowFormat, **changes: object)
     table = EmbeddingTable.open(str(base / source))
     rows_SC = changes.pop("rows_SC", table.stored(np.arange(table.num_rows)))
     row_format = changes.get("row_format", source)
-    from tests.tables import publish_rows
-
     publish_rows(folder, rows_SC, row_format=row_format, rows_per_shard=97)  # pyrefly: ignore
     copied = artifacts.load_manifest(EmbeddingsManifest, str(folder))
     kept = {"fgrams_fingerprint", "checkpoint_fingerprint", "tokenizer_sha256"}

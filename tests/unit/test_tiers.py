@@ -1,6 +1,7 @@
 """Laws of the tiers: where a row lives is invisible in it."""
 
 import os
+import resource
 import threading
 from importlib.util import find_spec
 from pathlib import Path
@@ -114,8 +115,6 @@ def test_a_shard_that_shrinks_under_an_open_table_is_an_error_and_not_a_row(tmp_
 
 
 def test_more_than_may_be_locked_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    import resource
-
     folder = publish(tmp_path, width=4096)
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if os.geteuid() == 0:
