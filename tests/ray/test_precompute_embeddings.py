@@ -93,12 +93,9 @@ def test_a_table_row_is_the_output_of_the_f_gram_model(inputs: Path, table: Path
         torch.testing.assert_close(found_D, expected_D, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("rows", ["int8", "fp8"])
-def test_quantised_rows_are_off_by_their_rounding_alone(
-    inputs: Path, tmp_path: Path, rows: str
-) -> None:
-    manifest = run(config_for(inputs, tmp_path / "table", rows=rows))
-    assert (manifest.row_format, manifest.bytes_per_row) == (rows, manifest.width + 4)
+def test_quantised_rows_are_off_by_their_rounding_alone(inputs: Path, tmp_path: Path) -> None:
+    manifest = run(config_for(inputs, tmp_path / "table", rows="int8"))
+    assert (manifest.row_format, manifest.bytes_per_row) == ("int8", manifest.width + 4)
     check = check_table(
         str(tmp_path / "table"),
         checkpoint=str(inputs / "checkpoint"),
