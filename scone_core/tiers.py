@@ -23,9 +23,10 @@ class Tiers(Frozen):
     cold_from: int | None = Field(default=None, ge=0)
     """First id whose row is read from disk at every lookup; None: no row is."""
     io: Literal["mmap", "direct"] = "direct"
-    """How cold rows are read. direct: io_uring past the page cache (needs `liburing`), as fast at
-    4,096 rows as at 16 and without throwing anything else out of memory. mmap: the kernel is told
-    of a batch's pages before they are touched (MADV_WILLNEED); rows stay in the page cache.
+    """How cold rows are read. direct: io_uring past the page cache, which leaves the other tiers in
+    memory (needs `liburing`). mmap: the kernel is told of a batch's pages before they are touched
+    (MADV_WILLNEED). 4,096-byte rows, batch 256 / 4,096: 18 / 14 us a row and 20 / 18; one page
+    fault after the other takes 81.
     """
     queue_depth: int = Field(default=256, ge=1, le=4096)
     """Reads in flight with `io: direct`."""
