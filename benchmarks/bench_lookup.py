@@ -14,25 +14,23 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 
-from benchmarks import lookup_data, lookup_peers
+from benchmarks import lookup_cold, lookup_data, lookup_peers
 from benchmarks.lookup_data import LMDB_ROWS, MAX_N, NUM_KEYS, NUM_ROWS, WIDTH, Data
+from benchmarks.rounds import Metrics, interleave, medians, wall_us
 from scone_core.artifacts import EmbeddingsManifest, RowFormat, load_manifest
 from scone_core.lookup_engine import LookupEngine
 from scone_core.row_formats import from_storage, to_storage
 from scone_core.table import EmbeddingTable, aligned_empty
-from scone_core.table_export import ngram_keys
-from scone_core.tiers import ALL_MAPPED, Tiers, expect_random_reads
 
 BATCHES = (1, 16, 256, 4096)
-COLD_ROUNDS = 7
-Metrics = dict[str, float]
-Rounds = dict[str, list[float]]
-"""Measurements by name, in order."""
+NUM_STEPS, BLOCK, REHEARSAL = 240, 24, 6
+"""Decode steps of a comparison, of a block, and those of a block that do not count."""
 
 
 def main() -> None:
@@ -52,30 +50,9 @@ def main() -> None:
         | {"index_build_ns_per_fgram": lookup_data.index_build_ns(data, folder)}
     )
     del table  # mapped pages do not leave the page cache
-    metrics |= measure_cold(data)
+    metrics |= lookup_cold.measure_cold(data)
     print(pd.Series(metrics).to_string(float_format="{:,.4f}".format))
     print(json.dumps({name: float(f"{value:.4g}") for name, value in metrics.items()}))
-
-
-def wall_us(run: Callable[..., object], *arguments: object) -> float:
-    started = perf_counter()
-    run(*arguments)
-    return (perf_counter() - started) * 1e6
-
-
-def interleave(runs: dict[str, Callable[[], float]], num_rounds: int) -> Rounds:
-    """What every run returns over rounds in which each has its turn; the first is a rehearsal."""
-    found: Rounds = {name: [] for name in runs}
-    for number in range(num_rounds + 1):
-        for name, run in runs.items():
-            value = run()
-            if number:
-                found[name].append(value)
-    return found
-
-
-def medians(found: Rounds) -> Metrics:
-    return {name: statistics.median(values) for name, values in found.items()}
 
 
 def warm_table(data: Data) -> EmbeddingTable:
@@ -127,95 +104,6 @@ def measure_private_memory(data: Data, folder: Path) -> Metrics:
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     opened, used = map(float, result.stdout.split())
     return {"uss_growth_mb": opened, "uss_growth_with_compiled_code_mb": used}
-
-
-def drop_from_cache(folder: str) -> None:
-    """Pages that no process has mapped; what is not on disk yet is written first."""
-    for path in Path(folder).iterdir():
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
-
-
-def open_with_faults(folder: str) -> EmbeddingTable:
-    """A mapped table whose cold pages come one fault at a time, as plain mapping gives them."""
-    table = EmbeddingTable.open(folder)
-    for shard in range(len(table.manifest.shards)):
-        expect_random_reads(table.stored_shard(shard))
-    return table
-
-
-def measure_cold(data: Data) -> Metrics:
-    """Random distinct rows after the page cache was dropped, us per row. A fault of `mmap` reads
-    one page; `read-around` is a map without advice, where it reads up to 8 MiB.
-    """
-    rng, found = np.random.default_rng(1), {}
-    keys = ngram_keys(data.tokens_SK[:LMDB_ROWS], data.n_S[:LMDB_ROWS], 1 << 16)
-    for batch in (16, 256, 4096):
-        runs: dict[str, Callable[[], float]] = {
-            "direct": partial(cold_table, data, rng, batch, Tiers(cold_from=0, io="direct")),
-            "willneed": partial(cold_table, data, rng, batch, Tiers(cold_from=0, io="mmap")),
-            "mmap": partial(cold_table, data, rng, batch, None),
-            "lmdb": partial(cold_lmdb, data, rng, batch, keys),
-        }
-        if batch == 16:
-            runs["read-around"] = partial(cold_table, data, rng, batch, ALL_MAPPED)
-        if batch == 4096:  # nearly a second a round by faults
-            del runs["mmap"], runs["lmdb"]
-        rounds = interleave(runs, COLD_ROUNDS if batch < 4096 else 3)
-        for name, values in rounds.items():
-            print(f"cold {name} batch {batch}, us/row: " + " ".join(f"{v:.1f}" for v in values))
-            found[f"cold_{name.replace('-', '_')}_us_per_row_b{batch}"] = statistics.median(values)
-    found["cold_vs_mmap"] = (
-        found["cold_mmap_us_per_row_b256"] / found["cold_direct_us_per_row_b256"]
-    )
-    found["cold_vs_lmdb"] = (
-        found["cold_lmdb_us_per_row_b256"] / found["cold_direct_us_per_row_b256"]
-    )
-    return found | measure_fio(data, found["cold_direct_us_per_row_b256"])
-
-
-def cold_table(data: Data, rng: np.random.Generator, batch: int, tiers: Tiers | None) -> float:
-    drop_from_cache(data.table)
-    if tiers is None:
-        table = open_with_faults(data.table)
-    else:
-        table = EmbeddingTable.open(data.table, tiers=tiers)
-    table.vectors(np.arange(batch))  # the reader's memory; other rows than those of the round
-    ids_M = rng.choice(np.arange(batch, NUM_ROWS), batch, replace=False)
-    out_MD = table.empty(batch)
-    out_MD[:] = 0
-    microseconds = wall_us(table.gather, ids_M, out_MD)
-    assert np.array_equal(out_MD.view(np.int64)[:, 0], ids_M)
-    return microseconds / batch
-
-
-def cold_lmdb(data: Data, rng: np.random.Generator, batch: int, keys: list[bytes]) -> float:
-    drop_from_cache(data.lmdb)
-    store = lookup_peers.Lmdb(data.lmdb)
-    ids_M = rng.choice(LMDB_ROWS, batch, replace=False)
-    wanted, out_MD = [keys[i] for i in ids_M], np.zeros((batch, WIDTH), np.uint16)
-    microseconds = wall_us(store.rows, wanted, out_MD)
-    store.close()
-    assert np.array_equal(out_MD.view(np.int64)[:, 0], ids_M)
-    return microseconds / batch
-
-
-def measure_fio(data: Data, direct_us_per_row: float) -> Metrics:
-    """What the disk gives: many reads at a time, and one, which is what a page fault waits for."""
-    shards = load_manifest(EmbeddingsManifest, data.table).shards
-    files = [f"{data.table}/{shard.name}" for shard in shards]
-    many = lookup_peers.fio_rows_per_s(files, queue_depth=256)
-    one = lookup_peers.fio_rows_per_s(files, queue_depth=1)
-    if many is None or one is None:
-        return {}
-    return {
-        "fio_rows_per_s_qd256": many,
-        "fio_rows_per_s_qd1": one,
-        "fio_qd256_vs_qd1": many / one,
-        "cold_vs_fio": 1e6 / direct_us_per_row / many,
-    }
 
 
 def measure_match(data: Data) -> Metrics:
@@ -270,58 +158,92 @@ def measure_steps(data: Data, table: EmbeddingTable) -> Metrics:
     return metrics
 
 
+class Step(NamedTuple):
+    """The next token of B sequences, and where it stands in the text for who reads that."""
+
+    tokens_B: np.ndarray
+    text: bytes
+    """All tokens as big-endian uint16."""
+    ends_B: list[int]
+
+
+def steps_of(data: Data, batch: int, seed: int) -> list[Step]:
+    text = data.text_L.astype(">u2").tobytes()
+    starts_B = np.random.default_rng(seed).integers(MAX_N, len(data.text_L) - NUM_STEPS, batch)
+    places = [starts_B + step for step in range(NUM_STEPS)]
+    return [Step(data.text_L[at_B], text, ((at_B + 1) * 2).tolist()) for at_B in places]
+
+
+def in_turn(
+    ours: Callable[[Step], object], theirs: Callable[[Step], object], steps: list[Step]
+) -> Iterator[tuple[float, float]]:
+    """Median microseconds of a step of both, block by block: each does a block while the other
+    waits, and its first steps, which bring its own data to the caches, do not count.
+    """
+    for first in range(0, len(steps), BLOCK):
+        block = steps[first : first + BLOCK]
+        ours_us = [wall_us(ours, step) for step in block]
+        theirs_us = [wall_us(theirs, step) for step in block]
+        yield statistics.median(ours_us[REHEARSAL:]), statistics.median(theirs_us[REHEARSAL:])
+
+
 def measure_dict(data: Data) -> Metrics:
-    """Decode steps of 256 sequences, match only: ours and a Python dictionary in turn."""
-    batch, steps = 256, 150
-    ids = lookup_peers.python_dict(data)
-    stream, found = data.index.stream(batch), Rounds(ours=[], theirs=[])
-    for tokens_B, text, ends_B in steps_of(data, batch, steps, seed=5):
-        found["ours"].append(wall_us(stream.advance, tokens_B))
-        found["theirs"].append(wall_us(lookup_peers.match_in_dict, ids, text, ends_B))
-        expected = lookup_peers.match_in_dict(ids, text, ends_B)
-        assert len(found["ours"]) < MAX_N or stream.fgram_ids_B.tolist() == expected
-    middle = medians({name: values[steps // 5 :] for name, values in found.items()})
+    """Decode steps of 256 sequences, match only: ours and a Python dictionary."""
+    ids, stream = lookup_peers.python_dict(data), data.index.stream(256)
+    steps, found = steps_of(data, 256, seed=5), list[tuple[float, float]]()
+    for ours_us, theirs_us in in_turn(
+        lambda step: stream.advance(step.tokens_B),
+        lambda step: lookup_peers.match_in_dict(ids, step.text, step.ends_B),
+        steps,
+    ):
+        found.append((ours_us, theirs_us))
+        last = steps[len(found) * BLOCK - 1]
+        expected = lookup_peers.match_in_dict(ids, last.text, last.ends_B)
+        assert stream.fgram_ids_B.tolist() == expected
+    print("match b256, ours and dict, us: " + " ".join(f"{o:.0f}/{t:.0f}" for o, t in found))
+    ours, theirs = map(statistics.median, zip(*found, strict=True))
     return {
-        "match_us_b256": middle["ours"],
-        "dict_us_b256": middle["theirs"],
-        "vs_python_dict_b256": middle["theirs"] / middle["ours"],
+        "match_us_b256": ours,
+        "match_us_b256_cold_caches": cold_caches_us(data, steps),
+        "dict_us_b256": theirs,
+        "vs_python_dict_b256": theirs / ours,
     }
+
+
+def cold_caches_us(data: Data, steps: list[Step]) -> float:
+    """A step behind work that has filled the caches, as a model's weights do."""
+    stream, weights, found = data.index.stream(256), np.zeros(6 << 20, np.int64), []
+    for step in steps:
+        weights.sum()
+        found.append(wall_us(stream.advance, step.tokens_B))
+    return statistics.median(found[REHEARSAL:])
 
 
 def measure_lmdb(data: Data, table: EmbeddingTable) -> Metrics:
-    """Decode steps of 256 sequences, match and rows: ours and LMDB in turn, all in memory. LMDB
-    holds fewer f-grams, so ours copies more rows.
+    """Decode steps of 256 sequences, match and rows: ours and LMDB, all in memory. LMDB holds
+    fewer f-grams, so ours copies more rows.
     """
-    batch, steps = 256, 150
     engine, store = LookupEngine(data.index, table), lookup_peers.Lmdb(data.lmdb)
     store.touch()
-    stream, found = engine.stream(batch), Rounds(ours=[], theirs=[])
-    out_BD, row_BD = engine.table.empty(batch), engine.table.empty(batch)
-    for tokens_B, text, ends_B in steps_of(data, batch, steps, seed=6):
-        found["ours"].append(wall_us(engine.step, stream, tokens_B, out_BD))
-        found["theirs"].append(wall_us(store.match_rows, text, ends_B, row_BD))
+    stream, out_BD, row_BD = engine.stream(256), table.empty(256), table.empty(256)
+    found: list[tuple[float, float]] = []
+    for ours_us, theirs_us in in_turn(
+        lambda step: engine.step(stream, step.tokens_B, out_BD),
+        lambda step: store.match_rows(step.text, step.ends_B, row_BD),
+        steps_of(data, 256, seed=6),
+    ):
+        found.append((ours_us, theirs_us))
         is_in_both_B = (stream.fgram_ids_B >= 0) & (stream.fgram_ids_B < LMDB_ROWS)
         rows_B = row_BD.view(np.int64)[is_in_both_B, 0]
-        assert len(found["ours"]) < MAX_N or np.array_equal(
-            rows_B, stream.fgram_ids_B[is_in_both_B]
-        )
+        assert np.array_equal(rows_B, stream.fgram_ids_B[is_in_both_B])
     store.close()
-    middle = medians({name: values[steps // 5 :] for name, values in found.items()})
+    print("rows b256, ours and LMDB, us: " + " ".join(f"{o:.0f}/{t:.0f}" for o, t in found))
+    ours, theirs = map(statistics.median, zip(*found, strict=True))
     return {
-        "match_and_rows_us_b256": middle["ours"],
-        "lmdb_warm_us_b256": middle["theirs"],
-        "vs_lmdb_warm_b256": middle["theirs"] / middle["ours"],
+        "match_and_rows_us_b256": ours,
+        "lmdb_warm_us_b256": theirs,
+        "vs_lmdb_warm_b256": theirs / ours,
     }
-
-
-def steps_of(
-    data: Data, batch: int, num_steps: int, seed: int
-) -> Iterator[tuple[np.ndarray, bytes, list[int]]]:
-    """Per step the next token of B sequences; the text in bytes and where they stand in it."""
-    text = data.text_L.astype(">u2").tobytes()
-    starts_B = np.random.default_rng(seed).integers(MAX_N, len(data.text_L) - num_steps, batch)
-    for step in range(num_steps):
-        yield data.text_L[starts_B + step], text, ((starts_B + step + 1) * 2).tolist()
 
 
 def measure_gather(table: EmbeddingTable) -> Metrics:

@@ -78,7 +78,7 @@ def lmdb_bytes_per_row(folder: str) -> float:
     return Path(folder, "data.mdb").stat().st_blocks * 512 / LMDB_ROWS
 
 
-def fio_rows_per_s(files: list[str], *, queue_depth: int, seconds: int = 4) -> float | None:
+def fio_rows_per_s(files: list[str], *, queue_depth: int, seconds: int = 2) -> float | None:
     """Random 4 KiB direct reads per second of these files; None without fio."""
     if shutil.which("fio") is None:
         print("fio: skipped (Debian's package fio)")
