@@ -62,11 +62,6 @@ class Lmdb:
         for m, key in enumerate(keys_M):
             out_MD[m] = np.frombuffer(self._transaction.get(key), np.uint16)
 
-    def touch(self) -> None:
-        """Bring every page of every row into memory and into our map of it."""
-        for _, row in self._transaction.cursor():
-            row[0], row[-1]
-
     def close(self) -> None:
         self._transaction.abort()
         self._store.close()
