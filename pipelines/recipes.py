@@ -13,7 +13,7 @@ from ray_jobs.tokenize_corpus import TokenizeConfig
 from ray_jobs.train_config import OptimizerConfig, TrainConfig
 from scone_core.decoders import DecoderConfig
 from scone_core.documents import DocumentFormat
-from scone_core.model import FgramModelConfig
+from scone_core.fgram_model import FgramModelConfig
 
 BUNDLED = Path(__file__).parents[1] / "tests" / "data"
 

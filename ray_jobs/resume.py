@@ -1,13 +1,15 @@
-"""DeepSpeed state <-> `step-<n>/` folders, of which `COMPLETE` names the one to go on from.
+"""DeepSpeed state <-> `step-<n>/` folders; a COMPLETE file in one makes it a state to go on from.
 
 DeepSpeed's own `latest` is not written atomically, and a missing one only warns. COMPLETE is
-replaced in one step after every rank has written, so a kill at any moment leaves a whole state.
+written in one step after every rank has written, so a kill at any moment leaves a whole state.
 """
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import ValidationError
@@ -23,72 +25,158 @@ COMPLETE = "COMPLETE"
 
 
 class ResumePoint(Frozen):
-    """The content of COMPLETE."""
+    """The content of COMPLETE. The step says all about the data: sample g of a training is the
+    same on any number of workers.
+    """
 
     step: int
     """Steps done."""
+    samples_seen: int
+    """Sequences, all workers together: where the data go on."""
     fingerprint: str
     """Of the training that it belongs to."""
     num_workers: int
+    zero_stage: Literal[0, 1, 2, 3]
     reports: list[dict[str, float]]
     """All that was reported so far."""
 
     @property
     def tag(self) -> str:
+        """Folder of the state."""
         return f"step-{self.step:08d}"
 
+    @property
+    def perplexity(self) -> float:
+        """Held-out perplexity at the last evaluation before; infinite without any."""
+        seen = [report.get("validation_perplexity") for report in self.reports]
+        return next((value for value in reversed(seen) if value is not None), float("inf"))
 
-def find_resume_point(folder: str, *, fingerprint: str, num_workers: int) -> ResumePoint | None:
-    """The state to go on from; None when training starts at its beginning.
+
+def find_resume_point(folder: str, *, fingerprint: str, zero_stage: int) -> ResumePoint | None:
+    """The newest complete state; None when training starts at its beginning.
 
     Raises:
-        ArtifactError: the state belongs to another training or to another number of workers.
+        ArtifactError: it belongs to another training or to another ZeRO stage.
     """
-    path = storage.join(folder, COMPLETE)
-    if not storage.exists(path):
+    points = complete_points(folder)
+    if not points:
         return None
-    try:
-        point = ResumePoint.model_validate_json(storage.read_bytes(path))
-    except ValidationError as error:
-        raise ArtifactError(f"{path}: damaged ({error}); delete {folder} to start again") from error
+    point = points[-1]
     require_equal(
         f"{folder}: fingerprint", point.fingerprint, fingerprint, "choose another resume_folder"
     )
     require_equal(
-        f"{folder}: num_workers",
-        point.num_workers,
-        num_workers,
-        f"go on with num_workers={point.num_workers} or delete {folder} to start again",
+        f"{folder}: zero_stage",
+        point.zero_stage,
+        zero_stage,
+        f"go on with zero_stage={point.zero_stage} or delete {folder} to start again",
     )
     return point
 
 
-def save_resume_state(engine: "DeepSpeedEngine", folder: str, point: ResumePoint) -> None:
-    """Write the state of all ranks, then COMPLETE, then drop older states. Every rank calls it."""
+def complete_points(folder: str) -> list[ResumePoint]:
+    """The complete states in `folder`, oldest first.
+
+    Raises:
+        ArtifactError: a COMPLETE file is damaged.
+    """
+    points = []
+    for path in sorted(Path(folder).glob(f"step-*/{COMPLETE}")):
+        try:
+            points.append(ResumePoint.model_validate_json(path.read_bytes()))
+        except ValidationError as error:
+            raise ArtifactError(
+                f"{path}: damaged ({error}); delete {path.parent} to go on from an older state"
+            ) from error
+    return points
+
+
+def save_resume_state(
+    engine: "DeepSpeedEngine", folder: str, point: ResumePoint, *, keep_last: int, keep_best: int
+) -> None:
+    """Write the state of all ranks, then COMPLETE, then drop what need not be kept. Every rank
+    calls it.
+    """
     engine.save_checkpoint(folder, tag=point.tag, save_latest=False)
     torch.distributed.barrier()
     if engine.global_rank == 0:
-        states = list(Path(folder).glob("step-*"))
-        for file in (Path(folder) / point.tag).iterdir():
+        state = Path(folder) / point.tag
+        for file in state.iterdir():
             _sync(file)
-        storage.write_bytes(storage.join(folder, COMPLETE), point.model_dump_json().encode())
-        for state in states:
-            if state.name != point.tag:
-                shutil.rmtree(state)
+        storage.write_bytes(str(state / COMPLETE), point.model_dump_json().encode())
+        drop_states(folder, keep_last=keep_last, keep_best=keep_best)
     torch.distributed.barrier()
 
 
-def load_resume_state(engine: "DeepSpeedEngine", folder: str, point: ResumePoint) -> None:
-    """Bring weights and optimizer of every rank to `point`. Every rank calls it.
+def drop_states(folder: str, *, keep_last: int, keep_best: int) -> None:
+    """Delete all states but the newest and the best. COMPLETE goes first, so that no half-deleted
+    state has one.
+    """
+    points = complete_points(folder)
+    best = sorted(points, key=lambda point: point.perplexity)[:keep_best]
+    kept = {point.tag for point in [*points[-keep_last:], *best]}
+    for state in Path(folder).glob("step-*"):
+        if state.name not in kept:
+            (state / COMPLETE).unlink(missing_ok=True)
+            shutil.rmtree(state)
+
+
+def load_resume_state(engine: "DeepSpeedEngine", folder: str, tag: str) -> None:
+    """Bring weights and optimizer of every rank to a state. Every rank calls it.
 
     Raises:
         ArtifactError: a file of the state is missing.
     """
-    path, _ = engine.load_checkpoint(folder, tag=point.tag)
+    assert engine.optimizer is not None
+    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)  # inside ZeRO's own
+    groups = optimizer.param_groups
+    options = [{name: group[name] for name in group if name != "params"} for group in groups]
+    path, _ = engine.load_checkpoint(folder, tag=tag)
+    # A universal state under ZeRO-3 gives all groups the weight decay of the first, and all
+    # parameters one step counter, which then advances as often as there are parameters.
+    for group, own in zip(optimizer.param_groups, options, strict=True):
+        group.update(own)
+    for state in optimizer.state.values():
+        state["step"] = state["step"].clone()
     if path is None:
         raise ArtifactError(
-            f"{folder}/{point.tag}: incomplete; restore it or delete {folder} to start again"
+            f"{folder}/{tag}: incomplete; restore it or delete {folder} to start again"
         )
+
+
+def needs_universal(point: ResumePoint | None, *, num_workers: int) -> bool:
+    """DeepSpeed's own states fit the number of workers that wrote them; without ZeRO, any."""
+    return point is not None and point.zero_stage > 0 and point.num_workers != num_workers
+
+
+def make_universal(folder: str, point: ResumePoint) -> str:
+    """Convert a state to DeepSpeed's universal form, which any number of workers can load; its tag.
+
+    Raises:
+        ArtifactError: the conversion failed.
+    """
+    tag = f"universal-{point.tag}"
+    num_processes = max(1, (os.cpu_count() or 1) // 4)  # each spends 5 s on its start
+    shutil.rmtree(Path(folder) / tag, ignore_errors=True)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"),
+            *("--input_folder", str(Path(folder) / point.tag)),
+            *("--output_folder", str(Path(folder) / tag)),
+            *("--num_extract_workers", str(num_processes)),
+            *("--num_merge_workers", str(num_processes)),
+            "--inject_missing_state",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[-1:]
+        raise ArtifactError(
+            f"{folder}/{point.tag}: no universal form for another number of workers ({reason}); "
+            f"go on with num_workers={point.num_workers}"
+        )
+    return tag
 
 
 def _sync(file: Path) -> None:

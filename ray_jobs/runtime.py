@@ -15,6 +15,8 @@ import ray.data
 import tyro
 from pydantic import Field
 from ray.exceptions import RayError, UserCodeException
+from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
+from ray.train.v2.api.exceptions import RayTrainError, WorkerGroupError
 
 from scone_core.artifacts import Manifest, read_receipt, write_receipt
 from scone_core.config import Frozen, OutputPath, Resource, Role, StageConfig
@@ -161,13 +163,14 @@ def _require_node(stage: str, memory_bytes: int) -> None:
         )
 
 
-def main(kind: type[Config], run: Callable[[Config], Manifest]) -> None:
+def main(kind: type[Config], run: Callable[[Config], Manifest | None]) -> None:
     """Run a stage from the command line: bad input ends in one `error:` line and exit code 1."""
     config = tyro.cli(kind, description=run.__doc__)
     with one_line_errors():
         refuse_relative_paths(config)
         manifest = run(config)
-    print(f"{manifest.contract} at {config.out} (fingerprint {manifest.fingerprint[:12]})")
+    if manifest is not None:
+        print(f"{manifest.contract} at {config.out} (fingerprint {manifest.fingerprint[:12]})")
 
 
 @contextmanager
@@ -175,15 +178,19 @@ def one_line_errors() -> Generator[None]:
     """End the process with one `error:` line when input, files or the cluster are at fault."""
     try:
         yield
-    except (ValueError, OSError, RayError) as error:
+    except (ValueError, OSError, RayError, RayTrainError) as error:
         reason, _, _ = str(root_cause(error)).partition(RETRY_NOTE)
         sys.exit(f"error: {reason}")
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The exception of the user's task behind Ray's wrappers."""
-    while isinstance(error, RayError | UserCodeException):
+    """The exception of the user's task or train loop behind Ray's wrappers."""
+    while isinstance(error, RayError | RayTrainError | UserCodeException):
         cause = getattr(error, "cause", None) or error.__cause__
+        if isinstance(error, WorkerGroupError):
+            cause = next(iter(error.worker_failures.values()))
+        elif isinstance(error, UserExceptionWithTraceback):
+            cause = error._base_exc
         if not isinstance(cause, BaseException):
             break
         error = cause

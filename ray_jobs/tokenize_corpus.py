@@ -6,7 +6,6 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 import mlflow
-import numpy as np
 import pyarrow as pa
 import ray
 from pydantic import Field
@@ -15,6 +14,7 @@ from ray_jobs.runtime import JobConfig, Progress, connect
 from ray_jobs.tracking import log_manifest, stage_run
 from scone_core import artifacts, storage
 from scone_core.artifacts import ArtifactError, Shard, TokensManifest
+from scone_core.chat import ChatTokenizer, read_template
 from scone_core.config import InputPath, Resource, Role
 from scone_core.documents import DocumentFormat, Pack, read_packs
 from scone_core.sources import (
@@ -26,7 +26,7 @@ from scone_core.sources import (
     group_files,
     split_files,
 )
-from scone_core.tokenized import TokenFormat, read_token_packs
+from scone_core.tokenized import TokenFormat, documents_to_batch, read_token_packs
 from scone_core.tokenizer import Engine, Tokenizer
 
 PART_SHARDS = 4
@@ -43,8 +43,11 @@ class TokenizeConfig(JobConfig):
     Hugging Face .parquet or .arrow, Dolma and OLMo .npy, Megatron .bin with .idx, nanoGPT .bin."""
     tokenizer: InputPath
     """A Hugging Face tokenizer.json; for tokens the one that made them."""
-    content: Literal["text", "tokens"] = "text"
-    """What the inputs hold: text, or token ids."""
+    content: Literal["text", "tokens", "chat"] = "text"
+    """What the inputs hold: text, token ids, or conversations (JSONL with a list of messages, of
+    which models learn what assistants say)."""
+    chat_template: Annotated[str | None, Role("input")] = None
+    """For chat: a .jinja file, or a tokenizer_config.json with a chat_template."""
     separator: str = "<|endoftext|>"
     """The control token that stands between documents; text that looks like it stays text."""
     form: DocumentFormat = DocumentFormat()
@@ -57,23 +60,31 @@ class TokenizeConfig(JobConfig):
 
 def run(config: TokenizeConfig) -> TokensManifest:
     """Tokenize a corpus: every record becomes tokens, a counted skip, or an error."""
-    if config.content == "tokens" and config.form.split != "all":
-        raise ValueError(f"form.split={config.form.split!r}: tokens are not cut at line ends")
-    suffixes = TEXT_SUFFIXES if config.content == "text" else TOKEN_SUFFIXES
+    if config.content != "text" and config.form.split != "all":
+        raise ValueError(
+            f"form.split={config.form.split!r}: {config.content} is not cut at line ends"
+        )
+    if (config.content == "chat") != (config.chat_template is not None):
+        raise ValueError(
+            f"chat_template={config.chat_template!r}: needed for content 'chat', and for no other"
+        )
+    suffixes = TOKEN_SUFFIXES if config.content == "tokens" else TEXT_SUFFIXES
     files = find_files(config.inputs, suffixes)
     tokenizer = Tokenizer(storage.local_copy(config.tokenizer))
     tokenizer.separator_id(config.separator)
     inputs = {"tokenizer": storage.sha256_of(config.tokenizer), **fingerprint_files(files)}
+    if config.chat_template:
+        inputs["chat_template"] = storage.sha256_of(config.chat_template)
     if done := artifacts.claim(TokensManifest, config.out, config, inputs):
         print(f"tokenize: {config.out} is up to date")
         return done
     common = artifacts.plan_fields(TokensManifest, config, inputs)
     parts = split_files(files, PART_SHARDS * config.shard_mb << 20)
-    groups = group_files(parts if config.content == "text" else files, config.shard_mb << 20)
+    groups = group_files(files if config.content == "tokens" else parts, config.shard_mb << 20)
     connect(config.cluster)
     with stage_run(config, stage="tokenize", fingerprint=common["fingerprint"]):
         print(f"tokenize: {len(files)} files in {len(groups)} groups")
-        if config.content == "text":
+        if config.content != "tokens":
             engine = tokenizer.select_engine(_sample(groups[0], config.form))
             print(f"tokenize: encoded by {engine}")
             mlflow.log_param("engine", engine)
@@ -159,6 +170,7 @@ def _publish_shard(
     tokens: pa.RecordBatch,
     num_bytes_text: int,
     num_skipped: dict[str, int],
+    num_targets: int | None = None,
 ) -> int:
     """Write a shard and its receipt; its tokens."""
     name = _pack_name(group, pack)
@@ -169,6 +181,7 @@ def _publish_shard(
         "num_tokens": num_tokens,
         "num_bytes_text": num_bytes_text,
         "num_skipped": num_skipped,
+        "num_targets": num_targets,
     }
     artifacts.write_receipt(out, name, receipt)
     return num_tokens
@@ -192,33 +205,36 @@ class ShardWriter:
     def __init__(self, config: TokenizeConfig, engine: Engine) -> None:
         self._out = config.out
         self._tokenizer = Tokenizer(storage.local_copy(config.tokenizer), engine=engine)
-        self._separator_id = self._tokenizer.separator_id(config.separator)
+        self._chat = _chat_tokenizer(config, self._tokenizer)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         row = batch.to_pylist()[0]
-        documents = [self._tokenizer.encode(text) for text in row["texts"]]
-        tokens = documents_to_batch(row["doc_ids"], documents, self._tokenizer.vocab_size)
-        skipped = json.loads(row["num_skipped"])
+        num_bytes, targets = row["num_bytes"], None
+        if self._chat is None:
+            documents = [self._tokenizer.encode(text) for text in row["texts"]]
+        else:
+            chats = [self._chat.encode(json.loads(text)) for text in row["texts"]]
+            documents = [chat.tokens_L for chat in chats]
+            targets = [chat.is_target_L for chat in chats]
+            num_bytes = sum(chat.num_target_bytes for chat in chats)
+        tokens = documents_to_batch(row["doc_ids"], documents, self._tokenizer.vocab_size, targets)
         num_tokens = _publish_shard(
-            self._out, row["group"], row["pack"], tokens, row["num_bytes"], skipped
+            self._out,
+            row["group"],
+            row["pack"],
+            tokens,
+            num_bytes,
+            json.loads(row["num_skipped"]),
+            None if targets is None else sum(int(part.sum()) for part in targets),
         )
         return pa.table({"num_tokens": [num_tokens]})
 
 
-def documents_to_batch(
-    doc_ids: list[int], documents: list[np.ndarray], vocab_size: int
-) -> pa.RecordBatch:
-    """One tokens/v1 record batch: `doc_id uint64, tokens large_list<uint16 or uint32>`."""
-    dtype = np.uint16 if vocab_size <= 65_535 else np.uint32
-    offsets = np.zeros(len(documents) + 1, np.int64)
-    np.cumsum([len(document) for document in documents], out=offsets[1:])
-    tokens = np.concatenate([np.empty(0, dtype), *documents], casting="unsafe", dtype=dtype)
-    return pa.record_batch(
-        {
-            "doc_id": pa.array(doc_ids, pa.uint64()),
-            "tokens": pa.LargeListArray.from_arrays(offsets, pa.array(tokens)),
-        }
-    )
+def _chat_tokenizer(config: TokenizeConfig, tokenizer: Tokenizer) -> ChatTokenizer | None:
+    if config.chat_template is None:
+        return None
+    path = storage.local_copy(config.tokenizer)
+    return ChatTokenizer(tokenizer, path, read_template(config.chat_template))
 
 
 def to_table(group: int, pack: Pack) -> pa.Table:
@@ -265,6 +281,9 @@ def _manifest(
         num_documents=sum(shard.num_rows for shard in shards),
         num_tokens=num_tokens,
         num_bytes_text=sum(receipt["num_bytes_text"] for receipt in receipts),
+        num_targets=sum(receipt["num_targets"] for receipt in receipts)
+        if config.content == "chat"
+        else None,
         num_skipped_records=num_skipped,
     )
 

@@ -14,9 +14,7 @@ from ray.train import UserCallback
 from ray.util.queue import Queue
 
 from ray_jobs.runtime import Progress
-
-Report = dict[str, float]
-"""Metrics by name, with the number of steps done as "step"."""
+from ray_jobs.train_tally import Report
 
 
 class SendReports(UserCallback):

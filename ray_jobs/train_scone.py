@@ -6,6 +6,7 @@ import tempfile
 from typing import Any
 
 import ray
+import torch
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2.api.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 
@@ -13,20 +14,29 @@ from ray_jobs.resume import find_resume_point
 from ray_jobs.runtime import connect
 from ray_jobs.tracking import log_manifest, stage_run
 from ray_jobs.train_config import TrainConfig
+from ray_jobs.train_engine import chosen_precision
+from ray_jobs.train_export import EXPORT
 from ray_jobs.train_reports import TrainingLog, follow_reports
-from ray_jobs.train_worker import EXPORT, train_worker
+from ray_jobs.train_worker import main_model_config, train_worker, training_batches
 from scone_core import artifacts
 from scone_core.artifacts import CheckpointManifest, FgramsManifest, TokensManifest
-from scone_core.batches import split_step
-from scone_core.decoders import fingerprint_folder
+from scone_core.batches import TokenStream, split_step
+from scone_core.decoders import build_causal_lm, fingerprint_folder
+from scone_core.estimate import TrainPlan, measured_flops_per_second, plan_training
+from scone_core.model import SconeLM
 
+EFFICIENCY = 0.5
+"""Part of the rate of matrix products that a step reaches: 0.4 to 0.6 in the quickstart."""
 QUIET = {"PYTHONWARNINGS": "ignore::FutureWarning", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 """Environment of the workers: what their libraries print would bury the progress line."""
 
 
-def run(config: TrainConfig) -> CheckpointManifest:
-    """Train a SCONE model, or its plain baseline when no f-grams are given."""
+def run(config: TrainConfig) -> CheckpointManifest | None:
+    """Train a SCONE model, or its plain baseline when no f-grams are given; None for a dry run."""
     inputs = _check_inputs(config)
+    if config.dry_run == "yes":
+        print("\n".join(plan(config).lines()))
+        return None
     if done := artifacts.claim(CheckpointManifest, config.out, config, inputs):
         print(f"train: {config.out} is up to date")
         return done
@@ -34,6 +44,7 @@ def run(config: TrainConfig) -> CheckpointManifest:
     connect(config.cluster)
     with stage_run(config, stage="train", fingerprint=common["fingerprint"]):
         if artifacts.read_receipt(config.out, EXPORT) is None:
+            print("\n".join(plan(config).lines()), flush=True)
             _train(config, common["fingerprint"])
         manifest = _manifest(config, common)
         log_manifest(manifest)
@@ -64,9 +75,41 @@ def _check_inputs(config: TrainConfig) -> dict[str, str]:
     return inputs
 
 
+def plan(config: TrainConfig) -> TrainPlan:
+    """What the run will cost, from a model without weights and a sample of the text.
+
+    Raises:
+        ValueError: the options of the model do not go together.
+    """
+    stream = TokenStream.open(config.train_tokens)
+    with torch.device("meta"):
+        model = SconeLM.start(
+            build_causal_lm(main_model_config(config, stream)),
+            config.embedding_options(),
+            separator_id=stream.manifest.separator_id,
+        )
+    batches = training_batches(config, stream)
+    sample = next(batches.micro_batches(0, micro_batch=config.micro_batch, rank=0, num_ranks=1))
+    num_nodes = 0 if sample.fgrams is None else sample.fgrams.forest.num_nodes
+    rate = config.gflops_per_second
+    return plan_training(
+        model,
+        sequence_length=config.sequence_length,
+        global_batch=config.global_batch,
+        micro_batch=config.micro_batch,
+        steps=config.steps,
+        num_ranks=config.num_workers,
+        nodes_per_position=num_nodes / sample.tokens_BT.numel(),
+        bytes_per_weight=2 if chosen_precision(config) == "bf16" else 4,
+        flops_per_second=rate * 1e9
+        if rate is not None
+        else EFFICIENCY * measured_flops_per_second(config.cpus_per_worker),
+    )
+
+
 def _train(config: TrainConfig, fingerprint: str) -> None:
     folder = config.local_resume_folder()
-    point = find_resume_point(folder, fingerprint=fingerprint, num_workers=config.num_workers)
+    point = find_resume_point(folder, fingerprint=fingerprint, zero_stage=config.zero_stage)
     _require_cpus(config)
     log = TrainingLog(steps=config.steps, steps_before=point.step if point else 0)
     if point is not None:
@@ -79,10 +122,12 @@ def _train(config: TrainConfig, fingerprint: str) -> None:
                 "config": config.model_dump(mode="json"),
                 "fingerprint": fingerprint,
             },
-            torch_config=TorchConfig(backend="gloo"),
+            torch_config=TorchConfig(backend="nccl" if config.gpus_per_worker else "gloo"),
             scaling_config=ScalingConfig(
                 num_workers=config.num_workers,
-                resources_per_worker={"CPU": config.cpus_per_worker},
+                use_gpu=config.gpus_per_worker > 0,
+                resources_per_worker={"CPU": config.cpus_per_worker}
+                | ({"GPU": 1} if config.gpus_per_worker else {}),
             ),
             run_config=RunConfig(
                 name="train",
@@ -121,7 +166,8 @@ def _manifest(config: TrainConfig, common: dict[str, Any]) -> CheckpointManifest
         step=config.steps,
         tokens_seen=config.steps * config.global_batch * config.sequence_length,
         tokenizer_sha256=tokens.tokenizer_sha256,
+        method=config.chosen_method,
         fgrams_fingerprint=fgrams.fingerprint if fgrams else None,
         max_n=fgrams.max_n if fgrams else None,
-        fgram_output=config.fgram_model.output if fgrams else None,
+        fgram_output=config.fgram_model.output if config.chosen_method == "scone" else None,
     )

@@ -4,31 +4,39 @@ Every rank takes its part of each step (scone_core/batches.py), and the loss is 
 loss over the targets of the whole step, whatever the numbers of ranks and micro-batches are.
 """
 
-import shutil
-import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import ray.train
 import torch
-from torch import Tensor
+from transformers import PreTrainedConfig
 
-from ray_jobs.resume import ResumePoint, find_resume_point, load_resume_state, save_resume_state
+from ray_jobs.resume import (
+    ResumePoint,
+    find_resume_point,
+    load_resume_state,
+    make_universal,
+    needs_universal,
+    save_resume_state,
+)
 from ray_jobs.train_config import TrainConfig
-from ray_jobs.train_engine import set_learning_rate, start_engine
-from ray_jobs.train_reports import Report
+from ray_jobs.train_engine import gather_weights, set_learning_rate, start_engine, step_engine
+from ray_jobs.train_export import export
+from ray_jobs.train_tally import Report, Tally, sum_over_ranks
 from scone_core import storage
-from scone_core.artifacts import FgramsManifest, Shard, load_manifest, write_receipt
 from scone_core.batches import MicroBatch, TokenStream, TrainingBatches
-from scone_core.decoders import build_causal_lm, hugging_face_config, load_causal_lm
+from scone_core.decoders import (
+    build_causal_lm,
+    hugging_face_config,
+    load_causal_lm,
+    load_config,
+)
+from scone_core.estimate import flop_rates
 from scone_core.evaluation import Score, embed_on_the_fly, evaluate, num_windows
 from scone_core.fgram_index import FGramIndex
-from scone_core.model import MAIN, SconeLM, SconeOutput
-
-EXPORT = "export"
-"""Receipt of the exported model: its files, for the manifest."""
+from scone_core.model import SconeLM
 
 
 def train_worker(settings: dict[str, Any]) -> None:
@@ -37,62 +45,102 @@ def train_worker(settings: dict[str, Any]) -> None:
     Args:
         settings: "config" (a TrainConfig as JSON) and "fingerprint" (of the training).
     """
-    config = TrainConfig.model_validate(settings["config"])
-    torch.set_num_threads(config.cpus_per_worker)
-    worker = Worker(config, settings["fingerprint"])
-    for step in range(worker.first_step, config.steps):
-        worker.train_step(step)
-        worker.finish_step(step + 1)
-    if worker.rank == 0:
-        export(worker.model, config)
-    torch.distributed.barrier()
+    context = ray.train.get_context()
+    worker = Worker(
+        TrainConfig.model_validate(settings["config"]),
+        settings["fingerprint"],
+        rank=context.get_world_rank(),
+        num_ranks=context.get_world_size(),
+        send=ray.train.report,
+    )
+    worker.train()
 
 
 class Worker:
-    """One rank: its engine, its data, and what it has counted since its last report."""
+    """One rank: its engine, its data, and what it has counted since its last report.
 
-    def __init__(self, config: TrainConfig, fingerprint: str) -> None:
-        context = ray.train.get_context()
-        self.config, self.fingerprint = config, fingerprint
-        self.rank, self.num_ranks = context.get_world_rank(), context.get_world_size()
-        self.index = FGramIndex.open(config.fgrams) if config.fgrams else None
+    It needs PyTorch's process group, and nothing of Ray.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        fingerprint: str,
+        *,
+        rank: int,
+        num_ranks: int,
+        send: Callable[[Report], None],
+    ) -> None:
+        """`send` takes every report, on every rank."""
+        torch.set_num_threads(config.cpus_per_worker)
+        self.config, self.fingerprint, self.send = config, fingerprint, send
+        self.rank, self.num_ranks = rank, num_ranks
         self.validation = TokenStream.open(config.validation_tokens)
-        self.batches = TrainingBatches(
-            TokenStream.open(config.train_tokens),
-            self.index,
-            sequence_length=config.sequence_length,
-            global_batch=config.global_batch,
-            seed=config.seed,
-        )
+        self.batches = training_batches(config, TokenStream.open(config.train_tokens))
         self.model = build_model(config, self.batches.stream)
-        self.engine = start_engine(self.model, config)
+        self.rates = flop_rates(self.model, sequence_length=config.sequence_length)
         self.reports: list[Report] = []
-        self.first_step = self._resume()
-        self.tally = Tally()
+        self.gradient_norm = 0.0
+        self.first_step = self._start_engine()
+        self.steps_since_report, self.tally = 0, Tally(self.rates)
 
-    def _resume(self) -> int:
+    def _start_engine(self) -> int:
+        """Begin, or go on from the newest state; the first step to do."""
         folder = self.config.local_resume_folder()
-        point = find_resume_point(folder, fingerprint=self.fingerprint, num_workers=self.num_ranks)
+        point = find_resume_point(
+            folder, fingerprint=self.fingerprint, zero_stage=self.config.zero_stage
+        )
+        is_universal = needs_universal(point, num_workers=self.num_ranks)
+        self.engine = start_engine(self.model, self.config, load_universal=is_universal)
         if point is None:
             return 0
-        load_resume_state(self.engine, folder, point)
+        tag = f"universal-{point.tag}" if is_universal else point.tag
+        if is_universal and self.rank == 0:
+            make_universal(folder, point)
+        torch.distributed.barrier()
+        load_resume_state(self.engine, folder, tag)
         self.reports = point.reports
         return point.step
+
+    def train(self) -> None:
+        """All steps that are left, then the export by rank 0."""
+        for step in range(self.first_step, self.config.steps):
+            self.train_step(step)
+            self.finish_step(step + 1)
+        with gather_weights(self.model):
+            if self.rank == 0:
+                export(self.model, self.config)
+        torch.distributed.barrier()
 
     def train_step(self, step: int) -> None:
         """One optimizer step over the micro-batches of this rank."""
         config = self.config
-        set_learning_rate(self.engine, config.optimizer.schedule(step, num_steps=config.steps))
+        torch.manual_seed(hash((config.seed, step, self.rank)))  # dropout, if the model has any
+        set_learning_rate(self.engine, config.optimizer.rate(step, num_steps=config.steps))
+        batches = list(
+            self.batches.micro_batches(
+                step, micro_batch=config.micro_batch, rank=self.rank, num_ranks=self.num_ranks
+            )
+        )
         # DeepSpeed averages over ranks and micro-steps; the product is the plain sum.
-        num_micro_batches = config.global_batch // config.micro_batch
-        scale = num_micro_batches / (config.global_batch * config.sequence_length)
-        for batch in self.batches.micro_batches(
-            step, micro_batch=config.micro_batch, rank=self.rank, num_ranks=self.num_ranks
-        ):
-            output = self.engine(batch.tokens_BT, batch.targets_BT, batch.fgrams)
+        scale = len(batches) * self.num_ranks / max(1, self._num_targets(batches))
+        for batch in batches:
+            on_device = batch.to(self.engine.device)
+            output = self.engine(
+                on_device.tokens_BT,
+                on_device.targets_BT,
+                on_device.fgrams,
+                on_device.positions_BT,
+            )
             self.engine.backward(output.loss_sum * scale)
-            self.engine.step()
+            self.gradient_norm = step_engine(self.engine)
             self.tally.add(output, batch)
+        self.steps_since_report += 1
+
+    def _num_targets(self, batches: list[MicroBatch]) -> float:
+        """Of this step, on all ranks."""
+        (total,) = sum_over_ranks([sum(int((b.targets_BT >= 0).sum()) for b in batches)])
+        return total
 
     def finish_step(self, step: int) -> None:
         """After `step` steps: evaluate, report and save where they are due."""
@@ -105,37 +153,48 @@ class Worker:
         if saves:
             point = ResumePoint(
                 step=step,
+                samples_seen=step * config.global_batch,
                 fingerprint=self.fingerprint,
                 num_workers=self.num_ranks,
+                zero_stage=config.zero_stage,
                 reports=self.reports,
             )
-            save_resume_state(self.engine, config.local_resume_folder(), point)
+            save_resume_state(
+                self.engine,
+                config.local_resume_folder(),
+                point,
+                keep_last=config.keep_last,
+                keep_best=config.keep_best,
+            )
 
     def _report(self, step: int, scores: dict[str, float]) -> None:
-        norm = self.engine.get_global_grad_norm()
-        assert norm is not None, "a step was done"
+        num_sequences = self.steps_since_report * self.config.global_batch
         report = {
             "step": step,
             "learning_rate": self.engine.get_lr()[0],
-            "gradient_norm": float(norm),
-            **self.tally.metrics(),
+            "gradient_norm": self.gradient_norm,
+            **self.tally.metrics(num_sequences * self.config.sequence_length),
             **scores,
         }
         self.reports.append(report)
-        ray.train.report(report)
-        self.tally = Tally()
+        self.send(report)
+        self.steps_since_report, self.tally = 0, Tally(self.rates)
 
     def _evaluate(self) -> dict[str, float]:
-        """Held-out metrics; every rank scores its part of the windows."""
+        """Held-out metrics; every rank scores its part of the windows, all ranks as many (under
+        ZeRO-3 they would wait for each other), the last ones beyond the end of the text.
+        """
         started = time.monotonic()
         self.model.eval()
         length = self.config.sequence_length
+        num_turns = -(-num_windows(self.validation, length) // self.num_ranks)
         score = evaluate(
             self.model.main_model,
-            partial(embed_on_the_fly, model=self.model, matcher=self.index),
+            partial(embed_on_the_fly, model=self.model, matcher=self.batches.matcher),
             self.validation,
-            windows=range(self.rank, num_windows(self.validation, length), self.num_ranks),
+            windows=range(self.rank, num_turns * self.num_ranks, self.num_ranks),
             sequence_length=length,
+            attention_span=self.config.attention_span,
         )
         self.model.train()
         names = list(Score.model_fields)
@@ -146,38 +205,26 @@ class Worker:
         return {f"validation_{name}": value for name, value in metrics.items()}
 
 
-class Tally:
-    """Sums over the micro-batches since the last report."""
-
-    def __init__(self) -> None:
-        self.started = time.monotonic()
-        self.sums: Tensor = torch.zeros(7, dtype=torch.float64)
-
-    def add(self, output: SconeOutput, batch: MicroBatch) -> None:
-        num_nodes = 0 if batch.fgrams is None else batch.fgrams.forest.num_nodes
-        counts = [(batch.match_len_BT > 1).sum(), batch.match_len_BT.sum(), num_nodes]
-        self.sums += torch.tensor([*(x.detach() for x in output), *counts], dtype=torch.float64)
-
-    def metrics(self) -> dict[str, float]:
-        """Means over all ranks. Every rank calls it."""
-        loss, targets, hit_square, miss_square, hits, lengths, nodes = sum_over_ranks(self.sums)
-        seconds = time.monotonic() - self.started
-        return {
-            "loss": loss / targets,
-            "tokens_per_second": targets / seconds,
-            "hit_rate": hits / targets,
-            "mean_match_length": lengths / targets,
-            "forest_nodes_per_position": nodes / targets,
-            "rms_hit_inputs": (hit_square / max(hits, 1)) ** 0.5,
-            "rms_miss_inputs": (miss_square / max(targets - hits, 1)) ** 0.5,
-        }
+def training_batches(config: TrainConfig, stream: TokenStream) -> TrainingBatches:
+    """The micro-batches of a run, whose f-grams are matched by the mapped index."""
+    return TrainingBatches(
+        stream,
+        FGramIndex.open(config.fgrams) if config.fgrams else None,
+        sequence_length=config.sequence_length,
+        global_batch=config.global_batch,
+        seed=config.seed,
+        attention_span=config.attention_span,
+    )
 
 
-def sum_over_ranks(values: Tensor | list[float]) -> list[float]:
-    """Element-wise sums; every rank calls it with as many values."""
-    total = torch.as_tensor(values, dtype=torch.float64).clone()
-    torch.distributed.all_reduce(total)
-    return total.tolist()
+def main_model_config(config: TrainConfig, stream: TokenStream) -> PreTrainedConfig:
+    """The architecture of the main model."""
+    if config.pretrained is not None:
+        return load_config(storage.local_copy(config.pretrained))
+    manifest = stream.manifest
+    return hugging_face_config(
+        config.model, vocab_size=manifest.vocab_size, separator_id=manifest.separator_id
+    )
 
 
 def build_model(config: TrainConfig, stream: TokenStream) -> SconeLM:
@@ -186,31 +233,7 @@ def build_model(config: TrainConfig, stream: TokenStream) -> SconeLM:
     if config.pretrained is not None:
         main_model = load_causal_lm(storage.local_copy(config.pretrained))
     else:
-        decoder = hugging_face_config(
-            config.model,
-            vocab_size=stream.manifest.vocab_size,
-            separator_id=stream.manifest.separator_id,
-        )
-        main_model = build_causal_lm(decoder)
-    return SconeLM.start(main_model, config.fgram_model if config.fgrams else None)
-
-
-def export(model: SconeLM, config: TrainConfig) -> None:
-    """Publish the model's folders file by file, with the tokenizer in `main_model/`."""
-    fgrams = load_manifest(FgramsManifest, config.fgrams) if config.fgrams else None
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        model.save(folder, fgrams=fgrams)
-        tokenizer = storage.join(config.train_tokens, "tokenizer.json")
-        (folder / MAIN / "tokenizer.json").write_bytes(storage.read_bytes(tokenizer))
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        shards = [_publish_file(config.out, folder, path) for path in files]
-    write_receipt(config.out, EXPORT, {"shards": [shard.model_dump() for shard in shards]})
-
-
-def _publish_file(out: str, folder: Path, path: Path) -> Shard:
-    name = str(path.relative_to(folder))
-    num_bytes, sha256 = storage.write_atomic(
-        storage.join(out, name), lambda target: shutil.copyfile(path, target)
+        main_model = build_causal_lm(main_model_config(config, stream))
+    return SconeLM.start(
+        main_model, config.embedding_options(), separator_id=stream.manifest.separator_id
     )
-    return Shard(name=name, num_rows=0, num_bytes=num_bytes, sha256=sha256)

@@ -62,7 +62,10 @@ class TokensManifest(Manifest):
     num_documents: int
     num_tokens: int
     num_bytes_text: int
-    """UTF-8 bytes of the text behind the tokens, for bits per byte."""
+    """UTF-8 bytes of the text behind the tokens (of chat: what assistants say), for bits per byte.
+    """
+    num_targets: int | None = None
+    """Of chat: tokens that models learn to write, marked in the column `is_target`."""
     num_skipped_records: dict[str, int]
     """Records left out, by reason."""
 
@@ -98,15 +101,19 @@ class FgramsManifest(Manifest):
 
 
 class CheckpointManifest(Manifest):
-    """checkpoint/v1: Hugging Face folders `main_model/` and, with f-grams, `fgram_model/`."""
+    """checkpoint/v1: Hugging Face folder `main_model/` and, where the method has weights of its
+    own, `fgram_model/` or `over_encoding/`.
+    """
 
     CONTRACT: ClassVar[str] = "checkpoint/v1"
     contract: Literal["checkpoint/v1"] = "checkpoint/v1"
     step: int
     tokens_seen: int
     tokenizer_sha256: str
+    method: Literal["plain", "scone", "fgram_mean", "over_encoding"]
+    """How input embeddings are made (scone_core/input_embeddings.py)."""
     fgrams_fingerprint: str | None
-    """None for a plain baseline."""
+    """None for a method without f-grams."""
     max_n: int | None
     fgram_output: Literal["residual", "replace"] | None
 
@@ -340,6 +347,14 @@ def map_documents(
     documents = map_shard(folder, shard).column("tokens")
     assert documents.offset == 0, "a mapped shard starts at its first document"
     return documents.values.to_numpy(), documents.offsets.to_numpy()
+
+
+def map_targets(folder: str, shard: Shard) -> np.ndarray | None:
+    """uint8 [L]: 1 for every token of a shard that is a target, mapped; None where all are."""
+    batch = map_shard(folder, shard)
+    if "is_target" not in batch.schema.names:
+        return None
+    return batch.column("is_target").values.to_numpy()
 
 
 def validate_tokens(folder: str) -> TokensManifest:

@@ -7,6 +7,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import Field, PositiveInt, field_validator
 from torch import nn
 from transformers import (
@@ -22,6 +23,9 @@ from scone_core.artifacts import ArtifactError
 from scone_core.config import Frozen
 from scone_core.forest_attention import ATTENTION, register_forest_attention
 
+MLP_WIDTHS = {"gpt2": "n_inner"}
+"""Fields that hold the width of the MLP where it is not called intermediate_size."""
+
 
 class DecoderConfig(Frozen):
     """The architecture of a main model, in the words of its Hugging Face config."""
@@ -35,7 +39,9 @@ class DecoderConfig(Frozen):
     tie_word_embeddings: bool = True
     """Token embedding and prediction head share their weights."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Any further field of that config, such as num_key_value_heads or rope_theta."""
+    """Any further field of that config, such as num_key_value_heads or rope_theta. Without it heads
+    are hidden_size / num_attention_heads wide, and each has its own keys.
+    """
 
     @field_validator("options")
     @classmethod
@@ -53,16 +59,26 @@ def hugging_face_config(
     Raises:
         ValueError: transformers does not know `decoder.model_type`.
     """
-    fields = decoder.model_dump()
-    fields["intermediate_size"] = decoder.intermediate_size or -(-decoder.hidden_size // 3) * 8
+    known = AutoConfig.for_model(decoder.model_type)
+    sizes = {
+        "hidden_size": decoder.hidden_size,
+        "num_hidden_layers": decoder.num_hidden_layers,
+        "num_attention_heads": decoder.num_attention_heads,
+        "num_key_value_heads": decoder.num_attention_heads,
+        "head_dim": decoder.hidden_size // decoder.num_attention_heads,
+        MLP_WIDTHS.get(decoder.model_type, "intermediate_size"): decoder.intermediate_size
+        or -(-decoder.hidden_size // 3) * 8,
+    }
+    fields = {name: size for name, size in sizes.items() if hasattr(known, name)}
     return AutoConfig.for_model(
-        fields.pop("model_type"),
+        decoder.model_type,
         vocab_size=vocab_size,
+        tie_word_embeddings=decoder.tie_word_embeddings,
         bos_token_id=None,
+        pad_token_id=None,  # its row would stay zero, without gradient
         eos_token_id=separator_id,
         use_cache=False,
-        **fields.pop("options"),
-        **fields,
+        **fields | decoder.options,
     )
 
 
@@ -103,8 +119,9 @@ def _set_width(config: PreTrainedConfig, width: int) -> None:
         raise ValueError(
             f"fgram_model.width={width}: the attention heads need a multiple of {unit}"
         )
-    if getattr(config, "intermediate_size", None):
-        config.intermediate_size = round(config.intermediate_size * width / config.hidden_size)
+    mlp = MLP_WIDTHS.get(config.model_type, "intermediate_size")
+    if mlp_width := getattr(config, mlp, None):
+        setattr(config, mlp, round(mlp_width * width / config.hidden_size))
     if hasattr(config, "num_key_value_heads"):
         config.num_key_value_heads = width // unit
     config.num_attention_heads = width // head_width
@@ -120,27 +137,38 @@ def build_fgram_body(config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def silence_branches(body: PreTrainedModel) -> None:
-    """Set the last projection of every residual branch to zero: the decoder starts as its final
-    norm.
+    """Set the end of every residual branch to zero: the decoder starts as its final norm.
+
+    Where a branch ends in a norm (OLMo 2) that is the norm's weight: behind a zero projection it
+    would multiply gradients by 1 / sqrt(eps).
     """
-    for name, weight in body.named_parameters():
-        if name.endswith(("o_proj.weight", "down_proj.weight", "c_proj.weight")):
-            nn.init.zeros_(weight)
+    names = [name for name, _ in body.named_parameters()]
+    ends = ("o_proj.weight", "down_proj.weight", "c_proj.weight")
+    if any("post_feedforward_layernorm" in name for name in names):
+        ends = ("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")
+    for name in names:
+        if name.endswith((*ends, "wpe.weight")):  # absolute positions (GPT-2) start at zero, too
+            nn.init.zeros_(body.get_parameter(name))
 
 
 def load_causal_lm(folder: Path) -> PreTrainedModel:
-    """A pretrained main model, from a Hugging Face folder.
+    """A pretrained main model in float32, from a Hugging Face folder.
 
     Raises:
         ArtifactError: a weight is missing, unexpected or of another shape.
     """
     model, info = AutoModelForCausalLM.from_pretrained(
-        folder, output_loading_info=True, local_files_only=True
+        folder, dtype=torch.float32, output_loading_info=True, local_files_only=True
     )
     faults = {kind: sorted(map(str, names)) for kind, names in info.items() if names}
     if faults:
         raise ArtifactError(f"{folder}: weights do not fit the model: {faults}")
     return model
+
+
+def load_config(folder: Path) -> PreTrainedConfig:
+    """The config of a Hugging Face folder."""
+    return AutoConfig.from_pretrained(folder, local_files_only=True)
 
 
 def fingerprint_folder(folder: str) -> str:

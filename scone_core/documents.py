@@ -26,7 +26,8 @@ class DocumentFormat(Frozen):
     """How records are read from files and cut into documents."""
 
     text_field: str = "text"
-    """Column or JSON key that holds the text."""
+    """Column or JSON key that holds the text; for chat the list of messages, each with role and
+    content."""
     id_field: str = "id"
     """Column or JSON key that names a record; where absent the name is `<file>:<place>`: the byte
     at which its line begins, or its row of a Parquet file."""
@@ -239,10 +240,13 @@ def _parse_json(line: bytes, form: DocumentFormat) -> tuple[str | None, str]:
         record = json.loads(text)
     except ValueError as error:
         raise BadRecord("invalid_json", f"not JSON ({error})") from error
-    if not isinstance(record, dict) or not isinstance(record.get(form.text_field), str):
+    value = record.get(form.text_field) if isinstance(record, dict) else None
+    if isinstance(value, list):  # chat messages travel as JSON
+        value = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, str):
         keys = sorted(record) if isinstance(record, dict) else type(record).__name__
         raise BadRecord("no_text", f"no string under text_field={form.text_field!r} (found {keys})")
-    return _name_of(record.get(form.id_field)), record[form.text_field]
+    return _name_of(record.get(form.id_field)), value
 
 
 def _decode(content: bytes, form: DocumentFormat) -> str:

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scone_core.batches import NOT_A_TARGET, Matcher, TokenStream, make_micro_batch
+from scone_core.batches import (
+    NOT_A_TARGET,
+    AttentionSpan,
+    Matcher,
+    TokenStream,
+    make_micro_batch,
+    positions,
+)
 from scone_core.config import Frozen
 from scone_core.fgram_index import FGramIndex
 from scone_core.model import SconeLM
@@ -62,7 +69,8 @@ class Score(Frozen):
 
 def embed_on_the_fly(tokens_BT: np.ndarray, *, model: SconeLM, matcher: Matcher | None) -> Inputs:
     """Vectors from the f-gram model; without `matcher`, token embeddings alone."""
-    batch = make_micro_batch(tokens_BT, tokens_BT, matcher)
+    device = model.main_model.device
+    batch = make_micro_batch(tokens_BT, tokens_BT, matcher).to(device)
     return Inputs(model.input_embeddings(batch.tokens_BT, batch.fgrams), batch.match_len_BT)
 
 
@@ -83,7 +91,7 @@ def num_windows(stream: TokenStream, sequence_length: int) -> int:
     return math.ceil((stream.length - 1) / sequence_length)
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: its tensors may not enter training, where this is called
 def evaluate(
     main_model: nn.Module,
     embed: Embed,
@@ -92,17 +100,24 @@ def evaluate(
     windows: Iterable[int],
     sequence_length: int,
     batch_size: int = 8,
+    attention_span: AttentionSpan = "sequence",
 ) -> Score:
     """The score of `main_model` on some windows of `stream`, `batch_size` at a time."""
     score, chosen = Score(), np.fromiter(windows, np.int64)
     for first in range(0, len(chosen), batch_size):
         window_BT1 = stream.windows(chosen[first : first + batch_size], sequence_length)
-        score += score_windows(main_model, embed, window_BT1, stream.manifest.separator_id)
+        score += score_windows(
+            main_model, embed, window_BT1, stream.manifest.separator_id, attention_span
+        )
     return score
 
 
 def score_windows(
-    main_model: nn.Module, embed: Embed, window_BT1: np.ndarray, separator_id: int
+    main_model: nn.Module,
+    embed: Embed,
+    window_BT1: np.ndarray,
+    separator_id: int,
+    attention_span: AttentionSpan = "sequence",
 ) -> Score:
     """Score every target that is not a separator. A token's match belongs to the position at which
     it is an input.
@@ -111,9 +126,18 @@ def score_windows(
     is_token_BT = tokens_BT != separator_id
     targets_BT[targets_BT == separator_id] = NOT_A_TARGET
     inputs = embed(tokens_BT)
-    logits_BTV = main_model(inputs_embeds=inputs.embeddings_BTD, use_cache=False).logits
+    device = inputs.embeddings_BTD.device
+    logits_BTV = main_model(
+        inputs_embeds=inputs.embeddings_BTD,
+        position_ids=positions(
+            torch.from_numpy(tokens_BT).to(device), separator_id, attention_span
+        ),
+        use_cache=False,
+    ).logits
     loss_P = F.cross_entropy(
-        logits_BTV.flatten(0, 1).float(), torch.from_numpy(targets_BT).view(-1), reduction="none"
+        logits_BTV.flatten(0, 1).float(),
+        torch.from_numpy(targets_BT).view(-1).to(device),
+        reduction="none",
     )
     match_len = inputs.match_len_BT[is_token_BT].astype(np.int64)
     return Score(

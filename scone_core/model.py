@@ -1,44 +1,38 @@
-"""token ids and the forest of their f-grams -> loss: the main model and the f-gram model as one.
+"""token ids and the forest of their f-grams -> loss: the main model and its input embeddings as
+one.
 
 Legend: B batch, T time, P positions (B x T), N forest nodes, D width of the main model.
 """
 
+import json
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
 import safetensors.torch
-import torch
-from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoConfig, PreTrainedModel
 
 from scone_core import storage
 from scone_core.artifacts import CheckpointManifest, FgramsManifest, load_manifest, require_equal
-from scone_core.config import Frozen
-from scone_core.decoders import (
-    build_fgram_body,
-    fgram_body_config,
-    load_causal_lm,
-    silence_branches,
-)
+from scone_core.decoders import build_fgram_body, load_causal_lm
+from scone_core.fgram_model import FgramModel, FgramModelConfig
 from scone_core.forest import BatchForest, Forest
+from scone_core.input_embeddings import (
+    FgramEmbedding,
+    FgramMean,
+    InputEmbedding,
+    Method,
+    OverEncoding,
+    OverEncodingConfig,
+    PlainEmbedding,
+)
 
-MAIN, FGRAM = "main_model", "fgram_model"
+MAIN, FGRAM, OVER_ENCODING = "main_model", "fgram_model", "over_encoding"
 WEIGHTS = "model.safetensors"
-WARNING = "Without the embedding table of its f-grams this is not the model that was trained."
-
-
-class FgramModelConfig(Frozen):
-    """The f-gram model, relative to the main model whose architecture it copies."""
-
-    num_layers: PositiveInt = 2
-    width: PositiveInt | None = None
-    """By default the width of the main model."""
-    output: Literal["residual", "replace"] = "residual"
-    """residual: the last token's embedding plus a correction that starts at zero. replace: the
-    decoder's output alone (the paper), starting near the last token's embedding.
-    """
+WARNING = "Without its own input embeddings (table) this is not the model that was trained."
+EmbeddingOptions = FgramModelConfig | OverEncodingConfig | Literal["fgram_mean"] | None
+"""What decides the method of a new model; None is the plain baseline."""
 
 
 class SconeOutput(NamedTuple):
@@ -52,109 +46,73 @@ class SconeOutput(NamedTuple):
     miss_square_sum: Tensor
 
 
-class FgramModel(nn.Module):
-    """A_fgram (paper, section 3): token embeddings of forest nodes -> one vector per node."""
-
-    scale: Tensor
-    """RMS of the token embedding at the start of training; `gain` is relative to it."""
-
-    def __init__(self, config: FgramModelConfig, body: PreTrainedModel, *, width: int) -> None:
-        """`width` is that of the main model; all weights are fresh."""
-        super().__init__()
-        self.config, self.body = config, body
-        own_width = body.config.hidden_size
-        is_same = own_width == width
-        needs_output = config.output == "residual" or not is_same
-        self.project_in = nn.Identity() if is_same else nn.Linear(width, own_width, bias=False)
-        self.project_out = (
-            nn.Linear(own_width, width, bias=False) if needs_output else nn.Identity()
-        )
-        self.gain = nn.Parameter(torch.ones(width))
-        self.register_buffer("scale", torch.ones(()))
-
-    def forward(self, embedding_ND: Tensor, forest: Forest) -> Tensor:
-        hidden_1NE = self.body(
-            inputs_embeds=self.project_in(embedding_ND)[None],
-            position_ids=forest.depth_N[None],
-            use_cache=False,
-            forest=forest,
-        ).last_hidden_state
-        vector_ND = self.project_out(hidden_1NE[0]) * (self.scale * self.gain)
-        return embedding_ND + vector_ND if self.config.output == "residual" else vector_ND
-
-    @torch.no_grad()
-    def initialize(self, token_embedding: nn.Module) -> None:
-        """Start at (residual) or near (replace) the token embedding, at its scale."""
-        (weight_VD,) = token_embedding.parameters()
-        self.scale.copy_(weight_VD.float().square().mean().sqrt())
-        weights_out = list(self.project_out.parameters())
-        if self.config.output == "residual":
-            nn.init.zeros_(*weights_out)
-            return
-        silence_branches(self.body)
-        for weight_in, weight_out in zip(self.project_in.parameters(), weights_out, strict=True):
-            nn.init.orthogonal_(weight_in)
-            weight_out.copy_(weight_in.T * (len(weight_out) / len(weight_in)) ** 0.5)
-
-
 class SconeLM(nn.Module):
-    """Main model and, unless this is a plain baseline, f-gram model; they share the token
-    embedding.
-    """
+    """Main model and the method that makes its input embeddings; they share the token embedding."""
 
-    def __init__(self, main_model: PreTrainedModel, fgram_model: FgramModel | None = None) -> None:
+    def __init__(
+        self, main_model: PreTrainedModel, input_embedding: InputEmbedding | None = None
+    ) -> None:
+        """Without `input_embedding` this is the plain baseline."""
         super().__init__()
-        self.main_model, self.fgram_model = main_model, fgram_model
+        self.main_model = main_model
+        self.input_embedding = PlainEmbedding() if input_embedding is None else input_embedding
 
     @classmethod
-    def start(cls, main_model: PreTrainedModel, fgram: FgramModelConfig | None) -> Self:
+    def start(
+        cls, main_model: PreTrainedModel, options: EmbeddingOptions, *, separator_id: int
+    ) -> Self:
         """A model at the beginning of its training; draws from PyTorch's global generator."""
-        if fgram is None:
-            return cls(main_model)
-        config = fgram_body_config(
-            main_model.config, num_layers=fgram.num_layers, width=fgram.width
-        )
-        width = main_model.config.hidden_size
-        fgram_model = FgramModel(fgram, build_fgram_body(config), width=width)
-        fgram_model.initialize(main_model.get_input_embeddings())
-        return cls(main_model, fgram_model)
+        if isinstance(options, FgramModelConfig):
+            fgram_model = FgramModel.start(options, main_model)
+            return cls(main_model, FgramEmbedding(fgram_model, "scone"))
+        if isinstance(options, OverEncodingConfig):
+            return cls(main_model, OverEncoding.start(options, main_model, separator_id))
+        return cls(main_model, FgramEmbedding(FgramMean(), "fgram_mean") if options else None)
 
     @property
     def token_embedding(self) -> nn.Module:
         """T; call it, so that sharded training sees the use."""
         return self.main_model.get_input_embeddings()
 
+    @property
+    def fgram_model(self) -> nn.Module | None:
+        """What makes the vectors of f-grams; None for methods without f-grams."""
+        embedding = self.input_embedding
+        return embedding.fgram_model if isinstance(embedding, FgramEmbedding) else None
+
     def fgram_vectors(self, forest: Forest) -> Tensor:
         """The vector [N, D] of every node: exactly what the embedding table stores for an f-gram.
 
         Raises:
-            ValueError: this is a plain baseline.
+            ValueError: a method without f-grams.
         """
         if self.fgram_model is None:
-            raise ValueError("fgram_model: this checkpoint is a plain baseline, it has no f-grams")
+            raise ValueError(
+                f"method={self.input_embedding.method!r}: this checkpoint has no f-grams"
+            )
         return self.fgram_model(self.token_embedding(forest.tokens_N), forest)
 
     def input_embeddings(self, tokens_BT: Tensor, fgrams: BatchForest | None) -> Tensor:
-        """[B, T, D]: the f-gram's vector at hits, the token embedding at misses.
-
-        T is called once, on the positions and the nodes together.
-        """
-        if fgrams is None or self.fgram_model is None:
-            return self.token_embedding(tokens_BT)
-        num_positions = tokens_BT.numel()
-        embedding_MD = self.token_embedding(
-            torch.cat([tokens_BT.reshape(-1), fgrams.forest.tokens_N])
-        )
-        vector_ND = self.fgram_model(embedding_MD[num_positions:], fgrams.forest)
-        input_PD = fgrams.inputs(torch.cat([embedding_MD[:num_positions], vector_ND]))
-        return input_PD.view(*tokens_BT.shape, -1)
+        """[B, T, D] by this model's method."""
+        return self.input_embedding(tokens_BT, fgrams, self.token_embedding)
 
     def forward(
-        self, tokens_BT: Tensor, targets_BT: Tensor, fgrams: BatchForest | None = None
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor,
+        fgrams: BatchForest | None = None,
+        positions_BT: Tensor | None = None,
     ) -> SconeOutput:
-        """Score `targets_BT` (-100: not a target) after `tokens_BT`."""
+        """Score `targets_BT` (-100: not a target) after `tokens_BT`.
+
+        Args:
+            positions_BT: int64, counted from 0 in every document; a position then attends to its
+                own document alone. Without it, to all that stands before it.
+        """
         input_BTD = self.input_embeddings(tokens_BT, fgrams)
-        logits_BTV = self.main_model(inputs_embeds=input_BTD, use_cache=False).logits
+        logits_BTV = self.main_model(
+            inputs_embeds=input_BTD, position_ids=positions_BT, use_cache=False
+        ).logits
         loss_sum = F.cross_entropy(
             logits_BTV.flatten(0, 1).float(), targets_BT.reshape(-1), reduction="sum"
         )
@@ -166,24 +124,29 @@ class SconeLM(nn.Module):
         )
 
     def save(self, folder: Path, *, fgrams: FgramsManifest | None = None) -> None:
-        """Write the Hugging Face folders `main_model/` and, with f-grams, `fgram_model/`.
+        """Write the Hugging Face folders `main_model/` and, where the method has weights of its
+        own, `fgram_model/` or `over_encoding/`.
 
         Args:
-            fgrams: the f-grams that the model was trained with; None for a plain baseline.
+            fgrams: the f-grams that the model was trained with, where its method has any.
         """
-        if fgrams is not None and self.fgram_model is not None:
-            scone = {
-                "fgrams_fingerprint": fgrams.fingerprint,
-                "max_n": fgrams.max_n,
-                "fgram_output": self.fgram_model.config.output,
-                "warning": WARNING,
+        scone = {"method": self.input_embedding.method}
+        if fgrams is not None:
+            scone |= {"fgrams_fingerprint": fgrams.fingerprint, "max_n": fgrams.max_n}
+        if self.input_embedding.method != "plain":
+            self.main_model.config.scone = {**scone, "warning": WARNING}
+        if isinstance(self.fgram_model, FgramModel):
+            config = self.fgram_model.body.config
+            config.scone = {**scone, **self.fgram_model.config.model_dump(), "warning": WARNING}
+            config.save_pretrained(folder / FGRAM)
+            _save_weights(self.fgram_model, folder / FGRAM)
+        if isinstance(self.input_embedding, OverEncoding):
+            _save_weights(self.input_embedding, folder / OVER_ENCODING)
+            options = {
+                **self.input_embedding.config.model_dump(),
+                "separator_id": self.input_embedding.separator_id,
             }
-            self.main_model.config.scone = scone
-            self.fgram_model.body.config.scone = {**scone, **self.fgram_model.config.model_dump()}
-            self.fgram_model.body.config.save_pretrained(folder / FGRAM)
-            safetensors.torch.save_file(
-                self.fgram_model.state_dict(), folder / FGRAM / WEIGHTS, {"format": "pt"}
-            )
+            (folder / OVER_ENCODING / "config.json").write_text(json.dumps(options, indent=2))
         self.main_model.save_pretrained(folder / MAIN)
 
     @classmethod
@@ -210,16 +173,39 @@ class SconeLM(nn.Module):
             version="".join(shard.sha256 for shard in manifest.shards),
         )
         main_model = load_causal_lm(local / MAIN)
-        if manifest.fgrams_fingerprint is None:
-            return cls(main_model).eval()
-        return cls(main_model, _load_fgram_model(local / FGRAM, main_model)).eval()
+        return cls(main_model, _load_embedding(manifest.method, local, main_model)).eval()
+
+
+def _load_embedding(
+    method: Method, folder: Path, main_model: PreTrainedModel
+) -> InputEmbedding | None:
+    if method == "scone":
+        return FgramEmbedding(_load_fgram_model(folder / FGRAM, main_model), "scone")
+    if method == "fgram_mean":
+        return FgramEmbedding(FgramMean(), "fgram_mean")
+    if method == "over_encoding":
+        options = json.loads((folder / OVER_ENCODING / "config.json").read_text())
+        separator_id = options.pop("separator_id")
+        embedding = OverEncoding(
+            OverEncodingConfig(**options),
+            width=main_model.config.hidden_size,
+            separator_id=separator_id,
+        )
+        safetensors.torch.load_model(embedding, folder / OVER_ENCODING / WEIGHTS, strict=True)
+        return embedding
+    return None
 
 
 def _load_fgram_model(folder: Path, main_model: PreTrainedModel) -> FgramModel:
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     fields = {name: config.scone[name] for name in FgramModelConfig.model_fields}
     fgram_model = FgramModel(
-        FgramModelConfig(**fields), build_fgram_body(config), width=main_model.config.hidden_size
+        FgramModelConfig(**fields), build_fgram_body(config), main=main_model.config
     )
     safetensors.torch.load_model(fgram_model, folder / WEIGHTS, strict=True)
     return fgram_model
+
+
+def _save_weights(module: nn.Module, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    safetensors.torch.save_file(module.state_dict(), folder / WEIGHTS, {"format": "pt"})

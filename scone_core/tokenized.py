@@ -222,3 +222,26 @@ def _unsigned(path: str, tokens_L: np.ndarray) -> np.ndarray:
     if tokens_L.dtype.kind == "i" and len(tokens_L) and tokens_L.min() < 0:
         raise ValueError(f"{path}: token id {tokens_L.min()} < 0")
     return tokens_L
+
+
+def documents_to_batch(
+    doc_ids: list[int],
+    documents: list[np.ndarray],
+    vocab_size: int,
+    targets: list[np.ndarray] | None = None,
+) -> pa.RecordBatch:
+    """One tokens/v1 record batch: `doc_id uint64, tokens large_list<uint16 or uint32>`, and of chat
+    `is_target large_list<uint8>`.
+    """
+    dtype = np.uint16 if vocab_size <= 65_535 else np.uint32
+    offsets = np.zeros(len(documents) + 1, np.int64)
+    np.cumsum([len(document) for document in documents], out=offsets[1:])
+    tokens = np.concatenate([np.empty(0, dtype), *documents], casting="unsafe", dtype=dtype)
+    columns = {
+        "doc_id": pa.array(doc_ids, pa.uint64()),
+        "tokens": pa.LargeListArray.from_arrays(offsets, pa.array(tokens)),
+    }
+    if targets is not None:
+        flat = np.concatenate([np.empty(0, np.uint8), *targets])
+        columns["is_target"] = pa.LargeListArray.from_arrays(offsets, pa.array(flat))
+    return pa.record_batch(columns)

@@ -16,6 +16,7 @@ from scone_core.fgram_index import INDEX
 from scone_core.ngrams import NGrams, Piece, count_ngrams
 from scone_core.ranking import rank_range
 from scone_core.records import Layout
+from scone_core.tokenized import documents_to_batch
 
 Documents = Sequence[Sequence[int]]
 
@@ -27,6 +28,7 @@ def write_tokens(
     vocab_size: int = 256,
     separator_id: int = 0,
     num_shards: int = 1,
+    targets: Documents | None = None,
 ) -> TokensManifest:
     """A finished tokens/v1 artifact of `documents`, spread over `num_shards` in their order.
 
@@ -36,7 +38,7 @@ def write_tokens(
     storage.write_bytes(storage.join(folder, "tokenizer.json"), tokenizer)
     cuts = np.linspace(0, len(documents), num_shards + 1).astype(int)
     shards = [
-        write_shard(folder, f"tokens-{i:05d}.arrow", _batch(documents, lo, hi, vocab_size))
+        write_shard(folder, f"tokens-{i:05d}.arrow", _batch(documents, lo, hi, vocab_size, targets))
         for i, (lo, hi) in enumerate(zip(cuts[:-1], cuts[1:], strict=True))
     ]
     fields = {"vocab_size": vocab_size, "separator_id": separator_id, "num_shards": num_shards}
@@ -156,14 +158,12 @@ def word_tokenizer(vocab_size: int) -> bytes:
     return tokenizer.to_str().encode()
 
 
-def _batch(documents: Documents, first: int, last: int, vocab_size: int) -> pa.RecordBatch:
-    chosen = documents[first:last]
-    offsets = np.cumsum([0, *map(len, chosen)], dtype=np.int64)
-    dtype = np.uint16 if vocab_size <= 65_535 else np.uint32
-    values = np.fromiter((token for document in chosen for token in document), dtype)
-    tokens = pa.LargeListArray.from_arrays(offsets, values)
-    doc_ids = pa.array(range(first, last), pa.uint64())
-    return pa.RecordBatch.from_arrays([doc_ids, tokens], ["doc_id", "tokens"])
+def _batch(
+    documents: Documents, first: int, last: int, vocab_size: int, targets: Documents | None
+) -> pa.RecordBatch:
+    chosen = [np.array(document, np.int64) for document in documents[first:last]]
+    marks = None if targets is None else [np.array(mark, np.uint8) for mark in targets[first:last]]
+    return documents_to_batch(list(range(first, last)), chosen, vocab_size, marks)
 
 
 def _zipf(rng: np.random.Generator, num: int, below: int) -> list[int]:

@@ -20,8 +20,9 @@ from scone_core.artifacts import (
 from scone_core.config import Frozen
 from scone_core.decoders import DecoderConfig, build_causal_lm, hugging_face_config
 from scone_core.fgram_index import INDEX, write_index
+from scone_core.fgram_model import FgramModelConfig
 from scone_core.fgrams import NGrams, write_fgrams
-from scone_core.model import FgramModelConfig, SconeLM
+from scone_core.model import SconeLM
 from scone_core.row_formats import STORAGE, embedding_batch, to_storage
 from scone_core.served_folder import SconeSection, ServedManifest, served_config
 from scone_core.table import EmbeddingTable
@@ -91,7 +92,9 @@ def trained_model(
     torch.manual_seed(0)
     main = main or DecoderConfig(hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=2)
     config = hugging_face_config(main, vocab_size=VOCAB, separator_id=SEPARATOR)
-    model = SconeLM.start(build_causal_lm(config), fgram or FgramModelConfig(num_layers=2))
+    model = SconeLM.start(
+        build_causal_lm(config), fgram or FgramModelConfig(num_layers=2), separator_id=SEPARATOR
+    )
     with torch.no_grad():
         for weight in model.parameters():
             weight += 0.05 * torch.randn(weight.shape)
@@ -121,6 +124,7 @@ def publish_checkpoint(
         step=1,
         tokens_seen=1,
         tokenizer_sha256=hashlib.sha256(word_tokenizer(VOCAB)).hexdigest(),
+        method="scone" if fgrams else "plain",
         fgrams_fingerprint=fgrams.fingerprint if fgrams else None,
         max_n=fgrams.max_n if fgrams else None,
         fgram_output="residual" if fgrams else None,

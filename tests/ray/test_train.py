@@ -1,8 +1,11 @@
 """The laws of training: one run, resumed or not, gives one model; ranks never wait for ever."""
 
+import time
 from pathlib import Path
+from threading import Thread
 
 import mlflow
+import psutil
 import pytest
 from mlflow.entities import Run
 
@@ -12,7 +15,8 @@ from ray_jobs.runtime import Tracking
 from ray_jobs.train_config import OptimizerConfig, TrainConfig
 from scone_core.artifacts import ArtifactError
 from scone_core.decoders import DecoderConfig
-from scone_core.model import FgramModelConfig, SconeLM
+from scone_core.fgram_model import FgramModelConfig
+from scone_core.model import SconeLM
 from tests.corpora import write_fgrams, write_tokens, zipf_documents
 from tests.stages import kill_when, run_script
 
@@ -152,9 +156,10 @@ def test_a_rank_without_hits_does_not_hang(inputs: Path, tmp_path: Path) -> None
 def test_killed_and_resumed_training_gives_the_bytes_of_the_uninterrupted_one(
     trained: TrainConfig, inputs: Path, tmp_path: Path
 ) -> None:
+    """Case 42: driver and workers die during a save; the same command line goes on."""
     config = config_for(inputs, tmp_path / "model")
     arguments = command_line(config)
-    kill_when((tmp_path / "model/resume/COMPLETE").exists, "train.py", *arguments)
+    kill_when(lambda: is_saving(tmp_path / "model/resume"), "train.py", *arguments)
     assert not (tmp_path / "model/manifest.json").exists()
     code, output = run_script("train.py", *arguments)
     assert code == 0, output
@@ -162,6 +167,35 @@ def test_killed_and_resumed_training_gives_the_bytes_of_the_uninterrupted_one(
     assert weights(Path(config.out)) == weights(Path(trained.out))
     assert losses(config) == losses(trained)
     assert len(logged_runs(config)) == 1
+
+
+def is_saving(folder: Path) -> bool:
+    """A state is complete, and another one is being written."""
+    states = {state: (state / "COMPLETE").exists() for state in folder.glob("step-*")}
+    return len(states) > 1 and max(states) and not states[max(states)]
+
+
+def test_a_killed_worker_is_replaced_and_the_model_is_the_same(
+    trained: TrainConfig, inputs: Path, tmp_path: Path
+) -> None:
+    config = config_for(inputs, tmp_path / "model")
+    killer = Thread(target=kill_a_worker_after_the_first_save, args=(tmp_path / "model/resume",))
+    killer.start()
+    train_scone.run(config)
+    killer.join()
+    assert weights(Path(config.out)) == weights(Path(trained.out))
+    assert losses(config) == losses(trained)
+    assert len(logged_runs(config)) == 1
+
+
+def kill_a_worker_after_the_first_save(folder: Path) -> None:
+    """SIGKILL to a process that trains."""
+    while not any(folder.glob("step-*/COMPLETE")):
+        time.sleep(0.01)
+    mine = psutil.Process().children(recursive=True)
+    workers = [process for process in mine if "RayTrain" in process.name()]
+    assert workers, "no worker runs"
+    workers[0].kill()
 
 
 def command_line(config: TrainConfig) -> list[str]:
@@ -189,6 +223,53 @@ def test_a_finished_training_is_not_done_again(trained: TrainConfig) -> None:
     train_scone.run(trained)
     assert losses(trained) == before
     assert len(logged_runs(trained)) == 1
+
+
+def test_a_dry_run_prints_the_plan_and_starts_nothing(
+    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_for(inputs, tmp_path / "model", dry_run="yes", num_workers=64, global_batch=128)
+    assert train_scone.run(config) is None
+    assert not (tmp_path / "model").exists()
+    shown = capsys.readouterr().out
+    assert "parameters" in shown
+    assert "ZeRO-3" in shown
+    assert "hours" in shown
+
+
+def test_options_that_do_not_go_together_fail_before_any_worker_starts(
+    inputs: Path, tmp_path: Path
+) -> None:
+    config = config_for(inputs, tmp_path / "model", fgram_model=FgramModelConfig(width=17))
+    with pytest.raises(ValueError, match=r"fgram_model\.width=17"):
+        train_scone.run(config)
+    assert not (tmp_path / "model/resume").exists()
+
+
+@pytest.mark.parametrize("method", ["over_encoding", "fgram_mean"])
+def test_other_input_embeddings_train_by_the_same_command(
+    inputs: Path, tmp_path: Path, method: str
+) -> None:
+    fgrams = str(inputs / "fgrams") if method == "fgram_mean" else None
+    config = config_for(inputs, tmp_path / "model", method=method, fgrams=fgrams, steps=4)
+    assert train_scone.run(config).method == method
+    assert SconeLM.load(config.out).input_embedding.method == method
+    evaluation = EvaluateConfig(
+        out=str(tmp_path / "evaluation"),
+        checkpoint=config.out,
+        tokens=config.validation_tokens,
+        fgrams=config.fgrams,
+        tracking=Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db"),
+    )
+    seen = logged_runs(config)[0].data.metrics["validation_perplexity"]
+    assert evaluate_model.run(evaluation).perplexity == pytest.approx(seen, rel=1e-5)
+
+
+def test_a_method_without_its_fgrams_is_refused(inputs: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="method='scone' needs f-grams"):
+        config_for(inputs, tmp_path / "model", method="scone", fgrams=None)
+    with pytest.raises(ValueError, match="method='plain' takes none"):
+        config_for(inputs, tmp_path / "model", method="plain")
 
 
 def test_more_workers_than_cpus_are_refused(inputs: Path, tmp_path: Path) -> None:

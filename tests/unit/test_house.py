@@ -9,10 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ray_jobs.tokenize_corpus import documents_to_batch, to_table
+from ray_jobs.tokenize_corpus import to_table
 from scone_core.documents import Pack
 from scone_core.fgrams import fgram_schema, ngram_batch
 from scone_core.ngrams import NGrams
+from scone_core.tokenized import documents_to_batch
 
 ROOT = Path(__file__).parents[2]
 

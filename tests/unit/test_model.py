@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from scone_core.artifacts import ArtifactError, CheckpointManifest, FgramsManifest, Shard, publish
 from scone_core.decoders import DecoderConfig, build_causal_lm, hugging_face_config
+from scone_core.fgram_model import FgramModelConfig
 from scone_core.forest import BatchForest, build_batch_forest, build_forest
-from scone_core.model import FgramModelConfig, SconeLM
+from scone_core.model import SconeLM
 
 VOCAB_SIZE = 50
 EVERY_FORM = [
@@ -33,7 +34,7 @@ def small_model(fgram: FgramModelConfig | None, *, seed: int = 0) -> SconeLM:
         options={"num_key_value_heads": 2},
     )
     config = hugging_face_config(decoder, vocab_size=VOCAB_SIZE, separator_id=0)
-    return SconeLM.start(build_causal_lm(config), fgram)
+    return SconeLM.start(build_causal_lm(config), fgram, separator_id=0)
 
 
 def trained_model(fgram: FgramModelConfig | None) -> SconeLM:
@@ -164,6 +165,7 @@ def publish_checkpoint(model: SconeLM, folder: Path, fgrams: FgramsManifest | No
         step=1,
         tokens_seen=1,
         tokenizer_sha256="",
+        method=model.input_embedding.method,
         fgrams_fingerprint=fgrams.fingerprint if fgrams else None,
         max_n=fgrams.max_n if fgrams else None,
         fgram_output=model.fgram_model.config.output if model.fgram_model else None,

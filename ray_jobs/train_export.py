@@ -1,0 +1,34 @@
+"""The trained model -> the files of a checkpoint/v1 artifact."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from ray_jobs.train_config import TrainConfig
+from scone_core import storage
+from scone_core.artifacts import FgramsManifest, Shard, load_manifest, write_receipt
+from scone_core.model import MAIN, SconeLM
+
+EXPORT = "export"
+"""Receipt of the exported model: its files, for the manifest."""
+
+
+def export(model: SconeLM, config: TrainConfig) -> None:
+    """Publish the model's folders file by file, with the tokenizer in `main_model/`."""
+    fgrams = load_manifest(FgramsManifest, config.fgrams) if config.fgrams else None
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        model.save(folder, fgrams=fgrams)
+        tokenizer = storage.join(config.train_tokens, "tokenizer.json")
+        (folder / MAIN / "tokenizer.json").write_bytes(storage.read_bytes(tokenizer))
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        shards = [_publish_file(config.out, folder, path) for path in files]
+    write_receipt(config.out, EXPORT, {"shards": [shard.model_dump() for shard in shards]})
+
+
+def _publish_file(out: str, folder: Path, path: Path) -> Shard:
+    name = str(path.relative_to(folder))
+    num_bytes, sha256 = storage.write_atomic(
+        storage.join(out, name), lambda target: shutil.copyfile(path, target)
+    )
+    return Shard(name=name, num_rows=0, num_bytes=num_bytes, sha256=sha256)
