@@ -15,7 +15,7 @@ export RAY_AUTH_MODE ?= token
 export RAY_USAGE_STATS_ENABLED ?= 0
 export DS_ACCELERATOR ?= cpu
 
-.PHONY: setup quickstart test check format bench-count bench-train clean-quickstart
+.PHONY: setup quickstart test check format bench-count bench-train bench-lookup clean-quickstart
 
 setup: $(READY)
 
@@ -53,6 +53,10 @@ bench-count: $(READY)
 
 bench-train: $(READY)
 	$(BIN)/python -m benchmarks.bench_train
+
+# Needs 11 GB of disk (BENCH_FOLDER=<folder>) and as much memory; fio, if it is there, is a peer.
+bench-lookup: $(READY)
+	NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.bench_lookup
 
 clean-quickstart:
 	rm -rf $(RUN)

@@ -14,8 +14,10 @@ import torch
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from scone_core.lookup_statistics import LookupReport
+from scone_core.row_formats import as_tensor
 from scone_core.served_folder import SconeSection
-from scone_core.table import from_storage
+from scone_core.tiers import ALL_MAPPED, Tiers
 
 Placement = Literal["local", "actor"]
 
@@ -26,15 +28,15 @@ class Lookup(Protocol):
     """Where an engine gets its rows."""
 
     def rows(self, ids_M: np.ndarray) -> torch.Tensor:
-        """Rows [M, D] in the table's dtype; valid until the next call."""
+        """Rows [M, D] in the dtype that the table gives; valid until the next call."""
         ...
 
 
 class LocalLookup:
     """Reads the node's mapped table in this process."""
 
-    def __init__(self, section: SconeSection) -> None:
-        self._table = section.open_table()
+    def __init__(self, section: SconeSection, tiers: Tiers = ALL_MAPPED) -> None:
+        self._table = section.open_table(tiers)
 
     def rows(self, ids_M: np.ndarray) -> torch.Tensor:
         return self._table.vectors(ids_M)
@@ -43,13 +45,17 @@ class LocalLookup:
 class TableServer:
     """The body of a lookup actor: one mapped table, gathers outside the GIL."""
 
-    def __init__(self, section: SconeSection) -> None:
-        self._table = section.open_table()
+    def __init__(self, section: SconeSection, tiers: Tiers) -> None:
+        self._table = section.open_table(tiers)
 
     def rows(self, ids_M: np.ndarray) -> np.ndarray:
         rows_MD = self._table.empty(len(ids_M))
         self._table.gather(ids_M, rows_MD)
         return rows_MD
+
+    def report(self) -> LookupReport:
+        """What the engines of this node have looked up."""
+        return self._table.statistics.report()
 
 
 class ActorLookup:
@@ -59,28 +65,32 @@ class ActorLookup:
     with it, and whoever asks next starts another: nothing is left behind on a node without engines.
     """
 
-    def __init__(self, section: SconeSection) -> None:
+    def __init__(self, section: SconeSection, tiers: Tiers = ALL_MAPPED) -> None:
         _join_cluster()
-        self._section = section
-        self._dtype = section.open_table().dtype
-        self._actor = node_actor(section)
+        self._section, self._tiers = section, tiers
+        section.open_table()  # a damaged table is refused here and not by an actor that dies
+        self._actor = node_actor(section, tiers)
 
     def rows(self, ids_M: np.ndarray) -> torch.Tensor:
         try:
             rows_MD = ray.get(self._actor.rows.remote(ids_M))
         except RayActorError:
-            self._actor = node_actor(self._section)
+            self._actor = node_actor(self._section, self._tiers)
             rows_MD = ray.get(self._actor.rows.remote(ids_M))
-        return from_storage(rows_MD.copy(), self._dtype)  # objects of Ray are read-only
+        return as_tensor(rows_MD.copy())  # objects of Ray are read-only
 
 
-def open_lookup(section: SconeSection, placement: Placement) -> Lookup:
+def open_lookup(
+    section: SconeSection,
+    placement: Placement,
+    tiers: Tiers = ALL_MAPPED,
+) -> Lookup:
     """The rows of `section`'s table, from where `placement` says."""
-    return LocalLookup(section) if placement == "local" else ActorLookup(section)
+    return LocalLookup(section, tiers) if placement == "local" else ActorLookup(section, tiers)
 
 
-def node_actor(section: SconeSection) -> Any:
-    """The lookup actor of this node for this table, started if there is none."""
+def node_actor(section: SconeSection, tiers: Tiers = ALL_MAPPED) -> Any:
+    """The lookup actor of this node for this table, started with `tiers` if there is none."""
     node_id = ray.get_runtime_context().get_node_id()
     return (
         ray.remote(TableServer)
@@ -92,7 +102,7 @@ def node_actor(section: SconeSection) -> Any:
             max_concurrency=8,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         )
-        .remote(section)
+        .remote(section, tiers)
     )
 
 

@@ -8,7 +8,7 @@ Shapes: S f-grams of one block or shard, K max_n, D width.
 """
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib.figure
 import mlflow
@@ -26,13 +26,15 @@ from scone_core.artifacts import (
     CheckpointManifest,
     EmbeddingsManifest,
     FgramsManifest,
+    RowFormat,
     Shard,
 )
 from scone_core.config import InputPath, Resource
-from scone_core.fgrams import read_fgrams
+from scone_core.fgrams import depth_first_order, read_fgrams
 from scone_core.forest import build_forest
 from scone_core.model import SconeLM
-from scone_core.table import STORAGE, EmbeddingTable, embedding_batch, table_rows, to_storage
+from scone_core.row_formats import STORAGE, embedding_batch, table_rows, to_storage, width_of
+from scone_core.table import EmbeddingTable
 
 BLOCKS = "_blocks"
 """Folder of the sorted f-grams and the spilled blocks; removed when every shard is published."""
@@ -50,8 +52,9 @@ class PrecomputeConfig(JobConfig):
     """Folder or URI of a checkpoint/v1 artifact that was trained with f-grams."""
     fgrams: InputPath
     """Folder or URI of the fgrams/v1 artifact it was trained with."""
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    """Of the stored rows."""
+    rows: RowFormat = "bf16"
+    """Format of the stored rows; int8 and fp8 take half the bytes of bf16, with one scale per row.
+    """
     rows_per_shard: int = Field(default=1 << 18, ge=1)
     """Rows of one published shard, which a task assembles in memory."""
     fgrams_per_block: int = Field(default=1 << 16, ge=1)
@@ -96,13 +99,6 @@ def _load_inputs(config: PrecomputeConfig) -> tuple[CheckpointManifest, FgramsMa
         "give the f-grams that the checkpoint was trained with",
     )
     return checkpoint, fgrams
-
-
-def depth_first_order(tokens_SK: np.ndarray, n_S: np.ndarray) -> np.ndarray:
-    """The order of f-grams in which every prefix stands before what it begins; int64 [S]."""
-    is_token_SK = np.arange(tokens_SK.shape[1]) < n_S[:, None]
-    keys_SK = np.where(is_token_SK, tokens_SK.astype(np.int64) + 1, 0)
-    return np.lexsort(keys_SK.T[::-1])
 
 
 def embed_fgrams(
@@ -198,8 +194,8 @@ class BlockWriter:
         ids_S, tokens_SK, n_S = _columns(self._fgrams.slice(block * size, size))
         vectors_SD = embed_fgrams(self._model, tokens_SK, n_S, self._config.fgrams_per_forest)
         by_id_S = np.argsort(ids_S)
-        rows_SD = to_storage(vectors_SD[by_id_S], self._config.dtype)
-        spilled = embedding_batch(rows_SD, self._config.dtype).append_column(
+        rows_SD = to_storage(vectors_SD[by_id_S], self._config.rows)
+        spilled = embedding_batch(rows_SD, self._config.rows).append_column(
             "fgram_id", pa.array(ids_S[by_id_S])
         )
         shard = artifacts.write_shard(self._folder, f"{self._names[block]}.arrow", spilled)
@@ -228,7 +224,7 @@ def _assemble(
     rows_SD = np.empty((last_id - first_id, rows[0].shape[1]), rows[0].dtype)
     for ids_M, rows_MD in zip(ids, rows, strict=True):
         rows_SD[ids_M - first_id] = rows_MD
-    batch = embedding_batch(rows_SD, config.dtype)
+    batch = embedding_batch(rows_SD, config.rows)
     shard = artifacts.write_shard(config.out, f"{names[number]}.arrow", batch, first_id=first_id)
     return shard.model_dump()
 
@@ -240,7 +236,8 @@ def _manifest(
     shards: tuple[Shard, ...],
     common: dict[str, Any],
 ) -> EmbeddingsManifest:
-    width = table_rows(artifacts.map_shard(config.out, shards[0])).shape[1]
+    rows_ND = table_rows(artifacts.map_shard(config.out, shards[0]))
+    width = width_of(rows_ND, config.rows)
     return EmbeddingsManifest(
         **common,
         shards=shards,
@@ -250,8 +247,8 @@ def _manifest(
         max_n=fgrams.max_n,
         num_rows=fgrams.num_fgrams,
         width=width,
-        dtype=config.dtype,
-        bytes_per_row=width * STORAGE[config.dtype][1].itemsize,
+        row_format=config.rows,
+        bytes_per_row=STORAGE[config.rows].num_bytes(width),
     )
 
 

@@ -4,7 +4,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -165,14 +166,21 @@ def _require_node(stage: str, memory_bytes: int) -> None:
 def main(kind: type[Config], run: Callable[[Config], Manifest | None]) -> None:
     """Run a stage from the command line: bad input ends in one `error:` line and exit code 1."""
     config = tyro.cli(kind, description=run.__doc__)
-    try:
-        _refuse_relative_paths(config)
+    with one_line_errors():
+        refuse_relative_paths(config)
         manifest = run(config)
+    if manifest is not None:
+        print(f"{manifest.contract} at {config.out} (fingerprint {manifest.fingerprint[:12]})")
+
+
+@contextmanager
+def one_line_errors() -> Generator[None]:
+    """End the process with one `error:` line when input, files or the cluster are at fault."""
+    try:
+        yield
     except (ValueError, OSError, RayError, RayTrainError) as error:
         reason, _, _ = str(root_cause(error)).partition(RETRY_NOTE)
         sys.exit(f"error: {reason}")
-    if manifest is not None:
-        print(f"{manifest.contract} at {config.out} (fingerprint {manifest.fingerprint[:12]})")
 
 
 def root_cause(error: BaseException) -> BaseException:
@@ -189,7 +197,7 @@ def root_cause(error: BaseException) -> BaseException:
     return error
 
 
-def _refuse_relative_paths(config: JobConfig) -> None:
+def refuse_relative_paths(config: StageConfig) -> None:
     """A submitted job runs in a temporary copy of its working folder: a relative output would
     vanish with it.
     """

@@ -14,6 +14,7 @@ from ray_jobs.lookup import Placement
 from scone_core import storage
 from scone_core.config import Frozen
 from scone_core.served_folder import read_section
+from scone_core.tiers import ALL_MAPPED, Tiers
 
 
 class ServeConfig(Frozen):
@@ -25,6 +26,9 @@ class ServeConfig(Frozen):
     """The name under which clients ask for the model."""
     placement: Placement = "local"
     """local: engines map the table themselves. actor: they ask the lookup actor of their node."""
+    tiers: Tiers = ALL_MAPPED
+    """Rows that are locked in memory, and those that are read from disk; by default all are mapped.
+    """
     num_replicas: int = Field(default=1, ge=1)
     device: Literal["cpu", "gpu"] = "cpu"
     cpus_per_replica: int = Field(default=1, ge=1)
@@ -93,12 +97,16 @@ def engine_config(config: ServeConfig) -> dict[str, Any]:
             "dtype": config.dtype,
             "worker_cls": f"ray_jobs.vllm_plugin.runner.{worker}",
             "async_scheduling": False,
-            "additional_config": {"placement": config.placement},
+            "additional_config": {"placement": config.placement, **_tiers(config)},
             **({"max_model_len": config.max_model_len} if config.max_model_len else {}),
             **config.engine,
         },
         "runtime_env": {"env_vars": _environment(config)},
     }
+
+
+def _tiers(config: ServeConfig) -> dict[str, Any]:
+    return {} if config.tiers == ALL_MAPPED else {"tiers": config.tiers.model_dump()}
 
 
 def _resources(config: ServeConfig) -> dict[str, float]:

@@ -19,6 +19,9 @@ PLAN = "plan.json"
 RECEIPTS = "_receipts"
 PAGE_BYTES = 4096
 
+RowFormat = Literal["bf16", "fp16", "fp32", "int8", "fp8"]
+"""Of the rows of embeddings/v1; int8 and fp8 (e4m3) carry one float32 scale per row."""
+
 
 class Shard(Frozen):
     """One published file of an artifact."""
@@ -126,8 +129,10 @@ class EmbeddingsManifest(Manifest):
     max_n: int
     num_rows: int
     width: int
-    dtype: Literal["bfloat16", "float16", "float32"]
+    row_format: RowFormat
     bytes_per_row: int
+    converted_from: tuple[RowFormat, ...] = ()
+    """Formats that the rows had before, where the table was converted."""
 
 
 AnyManifest = TypeVar("AnyManifest", bound=Manifest)
@@ -251,24 +256,46 @@ def map_shard(folder: str, shard: Shard) -> pa.RecordBatch:
     Raises:
         ArtifactError: missing, truncated, compressed or not exactly one record batch.
     """
+    with pa.memory_map(str(local_shard(folder, shard))) as source:
+        return single_batch(source, storage.join(folder, shard.name))
+
+
+def local_shard(folder: str, shard: Shard) -> Path:
+    """The local file of a shard of the right size; a remote one is downloaded first and its sha256
+    checked.
+
+    Raises:
+        ArtifactError: missing, truncated, or the download differs from the manifest.
+    """
     path = storage.join(folder, shard.name)
     _check_size(path, shard)
-    local = storage.local_copy(path, sha256=shard.sha256)
     try:
-        with pa.memory_map(str(local)) as source:
-            reader = pa.ipc.open_file(source)
-            if reader.num_record_batches != 1:
-                raise ArtifactError(
-                    f"{path}: {reader.num_record_batches} record batches, exactly one is needed"
-                )
-            before = pa.total_allocated_bytes()
-            batch = reader.get_batch(0)
-            if pa.total_allocated_bytes() - before > PAGE_BYTES:
-                raise ArtifactError(
-                    f"{path}: compressed shards cannot be mapped; rewrite it uncompressed"
-                )
-            return batch
-    except pa.ArrowInvalid as error:
+        return storage.local_copy(path, sha256=shard.sha256)
+    except storage.DamagedCopyError as error:
+        raise ArtifactError(f"{error}; restore it or rebuild {folder}") from error
+
+
+def single_batch(source: pa.NativeFile | pa.Buffer, path: str) -> pa.RecordBatch:
+    """The record batch of an Arrow file as a view of its memory.
+
+    Raises:
+        ArtifactError: `path` is damaged, compressed or not exactly one record batch.
+    """
+    try:
+        reader = pa.ipc.open_file(source)
+        if reader.num_record_batches != 1:
+            raise ArtifactError(
+                f"{path}: {reader.num_record_batches} record batches, exactly one is needed"
+            )
+        before = pa.total_allocated_bytes()
+        batch = reader.get_batch(0)
+        if pa.total_allocated_bytes() - before > PAGE_BYTES:
+            raise ArtifactError(
+                f"{path}: compressed shards cannot be mapped; rewrite it uncompressed"
+            )
+        batch.validate()
+        return batch
+    except (pa.ArrowException, OSError) as error:
         raise ArtifactError(
             f"{path}: damaged Arrow file ({error}); delete it and run its stage again"
         ) from error

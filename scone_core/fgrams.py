@@ -118,6 +118,13 @@ def take_fgrams(folder: str, ids_S: np.ndarray) -> NGrams:
     return NGrams(*(np.concatenate(columns)[places] for columns in zip(*blocks, strict=True)))
 
 
+def depth_first_order(tokens_SK: np.ndarray, n_S: np.ndarray) -> np.ndarray:
+    """The order of f-grams in which every prefix stands before what it begins; int64 [S]."""
+    is_token_SK = np.arange(tokens_SK.shape[1]) < n_S[:, None]
+    keys_SK = np.where(is_token_SK, tokens_SK.astype(np.int64) + 1, 0)
+    return np.lexsort(keys_SK.T[::-1])
+
+
 def iter_rows(
     folder: str, shards: Iterable[Shard], *, first_id: int = 0, last_id: int = MAX_FGRAMS
 ) -> Iterator[pa.RecordBatch]:

@@ -15,6 +15,7 @@ from scone_core.artifacts import ArtifactError, EmbeddingsManifest, FgramsManife
 from scone_core.config import Frozen
 from scone_core.fgram_index import FGramIndex
 from scone_core.table import EmbeddingTable
+from scone_core.tiers import ALL_MAPPED, Tiers
 
 ARCHITECTURE_PREFIX = "Scone"
 """`LlamaForCausalLM` with f-grams is `SconeLlamaForCausalLM`."""
@@ -100,13 +101,14 @@ class SconeSection(Frozen):
         self._require(self.fgrams, manifest, fingerprint=self.fgrams_fingerprint)
         return index
 
-    def open_table(self) -> EmbeddingTable:
-        """The rows.
+    def open_table(self, tiers: Tiers = ALL_MAPPED) -> EmbeddingTable:
+        """The rows, which live where `tiers` says.
 
         Raises:
             ArtifactError: missing, damaged, or another table than the model was exported with.
+            ValueError: `tiers` cannot be had on this machine.
         """
-        table = EmbeddingTable.open(self.table)
+        table = EmbeddingTable.open(self.table, tiers=tiers)
         self._require(self.table, table.manifest, fingerprint=self.table_fingerprint)
         return table
 

@@ -18,6 +18,10 @@ T = TypeVar("T")
 _CHUNK_BYTES = 1 << 22
 
 
+class DamagedCopyError(ValueError):
+    """What arrived from a remote filesystem is not what its manifest lists."""
+
+
 def resolve(path: str) -> tuple[pafs.FileSystem, str]:
     """The pyarrow filesystem of `path` and the path inside it. Plain paths are local."""
     if "://" not in path:
@@ -137,6 +141,9 @@ def local_copy(path: str, *, sha256: str | None = None) -> Path:
     The cache is `SCONE_CACHE`, by default `scone-cache` in the system's temporary folder; its key
     is `sha256`
     where the caller knows it from a manifest, else URI, size and modification time.
+
+    Raises:
+        DamagedCopyError: the download has another sha256; nothing is left in the cache.
     """
     filesystem, inner = resolve(path)
     if isinstance(filesystem, pafs.LocalFileSystem):
@@ -145,7 +152,7 @@ def local_copy(path: str, *, sha256: str | None = None) -> Path:
     version = sha256 or f"{path}:{info.size}:{info.mtime_ns}"
     target = _cache_folder(version) / Path(inner).name
     if not target.exists():
-        write_atomic(str(target), lambda file: _download(filesystem, inner, file))
+        write_unhashed(str(target), lambda file: _fetch(filesystem, inner, file, path, sha256))
     return target
 
 
@@ -206,6 +213,15 @@ def _write_remote(
         with open(temporary, "rb") as source, filesystem.open_output_stream(inner) as sink:
             shutil.copyfileobj(source, sink, _CHUNK_BYTES)
         return inspect(temporary)
+
+
+def _fetch(
+    filesystem: pafs.FileSystem, inner: str, file: Path, path: str, sha256: str | None
+) -> None:
+    """Download and, where the sha256 is known, check what arrived before anyone can read it."""
+    _download(filesystem, inner, file)
+    if sha256 is not None and (found := sha256_of(str(file))) != sha256:
+        raise DamagedCopyError(f"{path}: sha256 {found} arrived, {sha256} in its manifest")
 
 
 def _download(filesystem: pafs.FileSystem, inner: str, file: Path) -> None:

@@ -1,97 +1,116 @@
 """embeddings/v1 -> rows: the f-gram embedding table, mapped once and gathered from directly.
 
-Shapes: S rows of the table, M ids of one lookup, N rows of one shard, D width.
+Shapes: S rows of the table, M ids of one lookup, N rows of one shard, D width, C columns of a
+stored row.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter_ns
 
-import numba as nb
 import numpy as np
 import pyarrow as pa
 import torch
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 
+from scone_core import artifacts, storage
 from scone_core.artifacts import (
     ArtifactError,
     EmbeddingsManifest,
+    RowFormat,
+    Shard,
     load_manifest,
-    map_shard,
     require_equal,
 )
+from scone_core.cold_rows import ColdFile, open_reader
+from scone_core.lookup_statistics import LookupStatistics
+from scone_core.row_formats import (
+    NUMPY_OF,
+    STORAGE,
+    as_tensor,
+    byte_values,
+    embedding_type,
+    table_rows,
+)
+from scone_core.row_kernels import CACHE_LINE, copy_rows, decode_rows, decode_rows_bf16, locate
+from scone_core.tiers import ALL_MAPPED, Tiers, expect_random_reads, lock_rows
 
-ALIGNMENT = 64
-"""Bytes. Copies into a destination that is not 32-byte aligned took 3.2 times as long."""
-
-STORAGE = {
-    "bfloat16": (torch.bfloat16, np.dtype(np.uint16)),
-    "float16": (torch.float16, np.dtype(np.float16)),
-    "float32": (torch.float32, np.dtype(np.float32)),
-}
-"""Row dtype -> torch's dtype and NumPy's dtype of the same size (bfloat16 travels as its bits)."""
-
-
-def to_storage(vectors_ND: torch.Tensor, dtype: str) -> np.ndarray:
-    """`vectors_ND` rounded to the row dtype, as the NumPy array that goes to disk."""
-    torch_dtype, numpy_dtype = STORAGE[dtype]
-    rows_ND = vectors_ND.detach().to("cpu", torch_dtype).contiguous()
-    return rows_ND.view(torch.uint8).numpy().view(numpy_dtype)
-
-
-def from_storage(rows_MD: np.ndarray, dtype: str) -> torch.Tensor:
-    """The torch view of stored rows; shares their memory."""
-    return torch.from_numpy(rows_MD.view(np.uint8)).view(STORAGE[dtype][0])
-
-
-def embedding_batch(rows_ND: np.ndarray, dtype: str) -> pa.RecordBatch:
-    """The record batch of one shard: `embedding fixed_size_list[D]`, shares the memory of
-    `rows_ND`.
-    """
-    assert rows_ND.dtype == STORAGE[dtype][1], "rows come from to_storage()"
-    values = pa.array(np.ascontiguousarray(rows_ND).reshape(-1))
-    column = pa.FixedSizeListArray.from_arrays(values, rows_ND.shape[1])
-    field = pa.field("embedding", column.type, nullable=False)
-    return pa.record_batch([column], schema=pa.schema([field], metadata={"dtype": dtype}))
-
-
-def table_rows(batch: pa.RecordBatch) -> np.ndarray:
-    """The rows [N, D] of a mapped shard, not copied."""
-    column = batch.column("embedding")
-    return column.values.to_numpy().reshape(len(column), column.type.list_size)
+NEVER = 1 << 62
+"""The first cold id of a table without cold rows."""
 
 
 def aligned_empty(num_rows: int, width: int, dtype: np.dtype) -> np.ndarray:
-    """An uninitialised [num_rows, width] array whose first byte lies on a cache line."""
+    """An uninitialised [num_rows, width] array whose first byte lies on a cache line: copies into
+    one that is not 32-byte aligned took 3.2 times as long.
+    """
     num_bytes = num_rows * width * dtype.itemsize
-    memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
+    memory = np.empty(num_bytes + CACHE_LINE, np.uint8)
+    start = -memory.ctypes.data % CACHE_LINE
     return memory[start : start + num_bytes].view(dtype).reshape(num_rows, width)
 
 
-class EmbeddingTable:
-    """All rows of an embeddings/v1 artifact, mapped; processes of a node share one copy."""
+@dataclass(frozen=True)
+class MappedShard:
+    """One shard in memory and on disk."""
 
-    def __init__(self, manifest: EmbeddingsManifest, shards: list[np.ndarray]) -> None:
+    rows_NC: np.ndarray
+    """Views the mapped file and keeps it mapped."""
+    first_id: int
+    path: Path
+    offset: int
+    """Bytes of the file before the first row."""
+
+    @property
+    def address(self) -> int:
+        return self.rows_NC.ctypes.data
+
+
+class EmbeddingTable:
+    """All rows of an embeddings/v1 artifact, mapped; processes of a node share one copy.
+
+    Safe to share between threads: lookups of rows in memory run beside each other, those with cold
+    rows one after the other.
+    """
+
+    def __init__(
+        self, manifest: EmbeddingsManifest, shards: list[MappedShard], tiers: Tiers
+    ) -> None:
         self.manifest = manifest
         self.num_rows = manifest.num_rows
         self.width = manifest.width
-        self.dtype = manifest.dtype
-        self._shards = shards  # keeps the maps alive behind the addresses
-        self._addresses = np.array([rows_ND.ctypes.data for rows_ND in shards], np.int64)
-        self._first_ids = np.array([shard.first_id for shard in manifest.shards], np.int64)
+        self.row_format: RowFormat = manifest.row_format
+        self.statistics = LookupStatistics()
+        self._storage = STORAGE[manifest.row_format]
+        is_plain = self._storage.quantised is None
+        self._byte_values = byte_values("fp8") if self.row_format == "fp8" else _NO_VALUES
+        self._native = {self.vector_dtype} if is_plain else {self.vector_dtype, _FLOAT32}
+        self._row_bytes = self._storage.num_bytes(self.width)
+        self._shards = shards
+        self._addresses = np.array([shard.address for shard in shards], np.int64)
+        self._first_ids = np.array([shard.first_id for shard in shards], np.int64)
+        self._cold_from = NEVER if tiers.cold_from is None else tiers.cold_from
+        self._limits = (self.num_rows, self._row_bytes, tiers.hot_rows, self._cold_from)
+        self._settle(tiers)
 
     @classmethod
-    def open(cls, folder: str, *, expected: Mapping[str, object] | None = None) -> "EmbeddingTable":
-        """Map the table in `folder`.
+    def open(
+        cls,
+        folder: str,
+        *,
+        expected: Mapping[str, object] | None = None,
+        tiers: Tiers = ALL_MAPPED,
+    ) -> "EmbeddingTable":
+        """Map the table in `folder`, after checking its files' sizes (not what is in them:
+        `verify_shards` does).
 
         Args:
             folder: folder or URI of an embeddings/v1 artifact.
             expected: manifest fields the reader depends on, e.g. `{"fgrams_fingerprint": ...}`.
+            tiers: where its rows live.
 
         Raises:
             ArtifactError: missing, damaged, incomplete, or a field differs from `expected`.
+            ValueError: `tiers` cannot be had on this machine.
         """
         manifest = load_manifest(EmbeddingsManifest, folder)
         for field, value in (expected or {}).items():
@@ -102,37 +121,126 @@ class EmbeddingTable:
                 "use the table that was precomputed from this model and these f-grams",
             )
         _require_all_ids(folder, manifest)
-        return cls(manifest, [_map_rows(folder, manifest, i) for i in range(len(manifest.shards))])
+        return cls(manifest, [_map(folder, manifest, shard) for shard in manifest.shards], tiers)
+
+    @property
+    def vector_dtype(self) -> np.dtype:
+        """Of the rows that lookups give; uint16 stands for bfloat16."""
+        return NUMPY_OF[self._storage.vectors]
 
     def empty(self, num_rows: int) -> np.ndarray:
-        """An aligned [num_rows, D] buffer of the stored dtype for `gather`."""
-        return aligned_empty(num_rows, self.width, STORAGE[self.dtype][1])
+        """An aligned [num_rows, D] buffer of `vector_dtype` for `gather`."""
+        return aligned_empty(num_rows, self.width, self.vector_dtype)
 
     def gather(self, ids_M: np.ndarray, out_MD: np.ndarray) -> None:
-        """Copy row `ids_M[m]` to `out_MD[m]`.
+        """Row `ids_M[m]` becomes `out_MD[m]`, dequantised where the table is.
 
         Args:
             ids_M: int64, each in [0, num_rows).
-            out_MD: C-contiguous, the stored dtype; `empty(M)` gives a fast one.
+            out_MD: C-contiguous float32, float16 or uint16 (the bits of bfloat16). `vector_dtype`
+                is written directly, and float32 from quantised rows; the rest takes one more pass.
+                `empty(M)` gives a fast one, `as_array` makes one of a pinned tensor.
 
         Raises:
             ValueError: an id without a row; nothing is written.
+            ArtifactError: a cold row cannot be read.
         """
         assert out_MD.shape == (len(ids_M), self.width), "one row of D values per id"
-        assert out_MD.dtype == STORAGE[self.dtype][1]
         assert out_MD.flags.c_contiguous
-        bad = _gather(ids_M, self._first_ids, self._addresses, self.num_rows, out_MD.view(np.uint8))
+        if out_MD.dtype not in self._native:
+            as_tensor(out_MD).copy_(self.vectors(ids_M))
+            return
+        started = perf_counter_ns()
+        addresses_M = np.empty(len(ids_M), np.int64)
+        num_hot, num_cold = self._locate(ids_M, addresses_M)
+        num_reads = 0
+        if num_cold:
+            num_reads = self._gather_cold(ids_M, addresses_M, out_MD)
+        else:
+            self._write(addresses_M, out_MD)
+        self.statistics.add_rows(
+            len(ids_M),
+            num_hot=num_hot,
+            num_cold=num_cold,
+            num_reads=num_reads,
+            num_bytes=len(ids_M) * self._row_bytes,
+            ns=perf_counter_ns() - started,
+        )
+
+    def vectors(self, ids_M: np.ndarray) -> torch.Tensor:
+        """The rows of `ids_M` as a torch tensor [M, D] of `vector_dtype`."""
+        out_MD = self.empty(len(ids_M))
+        self.gather(ids_M, out_MD)
+        return as_tensor(out_MD)
+
+    def stored(self, ids_M: np.ndarray) -> np.ndarray:
+        """The rows of `ids_M` as they are stored, [M, C] copied from the map, cold ones too."""
+        addresses_M = np.empty(len(ids_M), np.int64)
+        self._locate(ids_M, addresses_M)
+        rows_MC = np.empty((len(ids_M), self._storage.columns(self.width)), self._storage.stored)
+        copy_rows(addresses_M, rows_MC.view(np.uint8))
+        return rows_MC
+
+    def stored_shard(self, shard: int) -> np.ndarray:
+        """The mapped rows [N, C] of one shard, as `row_formats` describes them."""
+        return self._shards[shard].rows_NC
+
+    def _settle(self, tiers: Tiers) -> None:
+        """Lock the hot rows, and get ready to read the cold ones."""
+        for shard in self._shards:
+            last_id = shard.first_id + len(shard.rows_NC)
+            if shard.first_id < tiers.hot_rows:
+                lock_rows(shard.rows_NC[: tiers.hot_rows - shard.first_id])
+            if last_id > self._cold_from:
+                expect_random_reads(shard.rows_NC[max(self._cold_from - shard.first_id, 0) :])
+        files = [
+            ColdFile(shard.path, shard.first_id, shard.offset, shard.address)
+            for shard in self._shards
+            if shard.first_id + len(shard.rows_NC) > self._cold_from
+        ]
+        self._reader = open_reader(files, self._row_bytes, tiers) if files else None
+
+    def _locate(self, ids_M: np.ndarray, addresses_M: np.ndarray) -> tuple[int, int]:
+        """Fill `addresses_M` with where the rows are mapped; the numbers of hot and cold ones."""
+        bad, num_hot, num_cold = locate(
+            ids_M, self._first_ids, self._addresses, self._limits, addresses_M
+        )
         if bad >= 0:
             raise ValueError(
                 f"f-gram id {ids_M[bad]} has no row: the table holds ids 0..{self.num_rows - 1}; "
                 "match with the f-gram set it was precomputed for"
             )
+        return num_hot, num_cold
 
-    def vectors(self, ids_M: np.ndarray) -> torch.Tensor:
-        """The rows of `ids_M` as a torch tensor [M, D] of the stored dtype."""
-        out_MD = self.empty(len(ids_M))
-        self.gather(ids_M, out_MD)
-        return from_storage(out_MD, self.dtype)
+    def _gather_cold(self, ids_M: np.ndarray, addresses_M: np.ndarray, out_MD: np.ndarray) -> int:
+        """`gather` where some rows are cold: each distinct one of a part is read once. Sorting ids
+        costs about 0.1 us each, a read 18. Returns the number of rows read.
+        """
+        assert self._reader is not None, "cold rows have a reader"
+        num_reads = 0
+        with self._reader.lock:
+            for first in range(0, len(ids_M), self._reader.capacity):
+                part = slice(first, first + self._reader.capacity)
+                cold_P = np.flatnonzero(ids_M[part] >= self._cold_from)
+                ids_U, place_P = np.unique(ids_M[part][cold_P], return_inverse=True)
+                if len(ids_U):
+                    addresses_M[part][cold_P] = self._reader.fetch(ids_U)[place_P]
+                self._write(addresses_M[part], out_MD[part])
+                num_reads += len(ids_U)
+        return num_reads
+
+    def _write(self, addresses_M: np.ndarray, out_MD: np.ndarray) -> None:
+        """Copy or dequantise the rows at `addresses_M`."""
+        if self._storage.quantised is None:
+            copy_rows(addresses_M, out_MD.view(np.uint8))
+        elif out_MD.dtype == _FLOAT32:
+            decode_rows(addresses_M, self._byte_values, out_MD)
+        else:
+            decode_rows_bf16(addresses_M, self._byte_values, out_MD)
+
+
+_FLOAT32 = np.dtype(np.float32)
+_NO_VALUES = np.empty(0, np.float32)
 
 
 def _require_all_ids(folder: str, manifest: EmbeddingsManifest) -> None:
@@ -143,46 +251,19 @@ def _require_all_ids(folder: str, manifest: EmbeddingsManifest) -> None:
     require_equal(f"{folder}: rows in shards", next_id, manifest.num_rows, "rebuild it")
 
 
-def _map_rows(folder: str, manifest: EmbeddingsManifest, index: int) -> np.ndarray:
-    shard = manifest.shards[index]
-    rows_ND = table_rows(map_shard(folder, shard))
-    dtype = STORAGE[manifest.dtype][1]
-    if rows_ND.dtype != dtype or rows_ND.shape != (shard.num_rows, manifest.width):
+def _map(folder: str, manifest: EmbeddingsManifest, shard: Shard) -> MappedShard:
+    local, name = artifacts.local_shard(folder, shard), storage.join(folder, shard.name)
+    if shard.num_bytes == 0:
+        raise ArtifactError(f"{name}: empty; rebuild the table")
+    with pa.memory_map(str(local)) as source:  # unlike Python's mmap it keeps no descriptor open
+        memory = source.read_buffer()
+    batch = artifacts.single_batch(memory, name)
+    kind = embedding_type(manifest.row_format, manifest.width)
+    found = dict(zip(batch.schema.names, batch.schema.types, strict=True)).get("embedding")
+    if found != kind or batch.num_rows != shard.num_rows:
         raise ArtifactError(
-            f"{folder}/{shard.name}: {rows_ND.dtype} {rows_ND.shape}, the manifest says "
-            f"{dtype} {(shard.num_rows, manifest.width)}; rebuild the table"
+            f"{name}: {batch.num_rows} rows of {found}, the manifest says {shard.num_rows} of "
+            f"{kind}; rebuild the table"
         )
-    return rows_ND
-
-
-@intrinsic
-def _copy_bytes(typingctx: Any, target: Any, source: Any, num_bytes: Any) -> Any:
-    """memcpy between two addresses; numba calls this once per type signature."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = ir.IntType(8).as_pointer()
-        to, origin = (builder.inttoptr(address, pointer) for address in args[:2])
-        cgutils.raw_memcpy(builder, to, origin, args[2], 1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), codegen
-
-
-@nb.njit(nogil=True, cache=True)
-def _gather(
-    ids_M: np.ndarray,
-    first_ids: np.ndarray,
-    addresses: np.ndarray,
-    num_rows: int,
-    out_MR: np.ndarray,
-) -> int:
-    """Returns the position of the first id without a row, -1 when all rows were copied."""
-    for m in range(len(ids_M)):
-        if ids_M[m] < 0 or ids_M[m] >= num_rows:
-            return m
-    row_bytes = out_MR.shape[1]
-    for m in range(len(ids_M)):
-        shard = np.searchsorted(first_ids, ids_M[m], side="right") - 1
-        source = addresses[shard] + (ids_M[m] - first_ids[shard]) * row_bytes
-        _copy_bytes(out_MR.ctypes.data + m * row_bytes, source, row_bytes)  # pyrefly: ignore
-    return -1
+    rows_NC = table_rows(batch)
+    return MappedShard(rows_NC, shard.first_id, local, rows_NC.ctypes.data - memory.address)

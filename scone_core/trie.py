@@ -31,6 +31,8 @@ INSERT_BLOCK = 1 << 10
 """Rows that are inserted together."""
 AHEAD = 16
 """Probes between a bucket's prefetch and its use."""
+STREAMS_AHEAD = 16
+"""Sequences whose buckets are asked for before those of one are used: each has up to K - 1."""
 
 _EMPTY = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 _MOVED_ON = np.uint64(1 << 32)
@@ -130,7 +132,8 @@ def find_rows(buckets_N8: np.ndarray, tokens_SK: np.ndarray, n_S: np.ndarray) ->
 
 
 @nb.njit(nogil=True, cache=True)
-def _insert(buckets_N8: np.ndarray, key: np.uint64, fgram_id: int) -> None:
+def insert_key(buckets_N8: np.ndarray, key: np.uint64, fgram_id: int) -> None:
+    """Put a key that is not there yet into the first free slot from its bucket on."""
     bucket = _bucket(key, buckets_N8.shape[0])
     while True:
         for slot in range(SLOTS):
@@ -166,7 +169,7 @@ def insert_rows(
                 return row
             if find_node(buckets_N8, prefix, tokens_SK[row, n - 1]) >= 0:
                 return row
-            _insert(buckets_N8, _key(prefix, tokens_SK[row, n - 1]), first_id + row)
+            insert_key(buckets_N8, _key(prefix, tokens_SK[row, n - 1]), first_id + row)
         if last < min(first + INSERT_BLOCK, len(n_S)):
             return last
     return len(n_S)
@@ -238,6 +241,78 @@ def match_windows(windows_BK: np.ndarray, buckets_N8: np.ndarray, max_n: int) ->
     match_len_BK = np.empty(windows_BK.shape, np.uint8)
     match_rows(windows_BK, buckets_N8, max_n, fgram_ids_BK, match_len_BK)
     return fgram_ids_BK[:, -1].copy()
+
+
+@nb.njit(nogil=True, cache=True)
+def advance(
+    tokens_B: np.ndarray,
+    buckets_N8: np.ndarray,
+    nodes_BP: np.ndarray,
+    fgram_ids_B: np.ndarray,
+    match_len_B: np.ndarray,
+) -> None:
+    """One more token for each of B sequences: the longest f-gram that ends at it, in at most one
+    probe per length and without looking at earlier tokens.
+
+    Args:
+        nodes_BP: int64, P = K - 1: column p is the node of the last p + 1 tokens, -1 when they are
+            no f-gram (p = 0: no token). Brought up to date.
+        fgram_ids_B: becomes the ids, -1 for a miss.
+        match_len_B: becomes the lengths, 1 for a miss.
+    """
+    num = len(tokens_B)
+    probes_BP = np.empty(nodes_BP.shape, np.int64)
+    for j in range(num + STREAMS_AHEAD):
+        if j < num:
+            _prepare(np.int64(tokens_B[j]), buckets_N8, nodes_BP, probes_BP, j)
+        b = j - STREAMS_AHEAD
+        if b >= 0:
+            node, length = _extend(np.int64(tokens_B[b]), buckets_N8, nodes_BP, probes_BP, b)
+            fgram_ids_B[b], match_len_B[b] = node - FGRAM_BASE if length > 1 else -1, length
+
+
+@nb.njit(inline="always")
+def _prepare(
+    token: np.int64,
+    buckets_N8: np.ndarray,
+    nodes_BP: np.ndarray,
+    probes_BP: np.ndarray,
+    b: int,
+) -> None:
+    """Ask for all buckets that `_extend` may read. A token outside the vocabulary ends everything
+    before it.
+    """
+    if token < 0 or token >= MAX_VOCAB:
+        nodes_BP[b] = -1
+        return
+    for p in range(nodes_BP.shape[1]):
+        if nodes_BP[b, p] < 0:
+            return
+        probes_BP[b, p] = _bucket(_key(nodes_BP[b, p], token), buckets_N8.shape[0])
+        prefetch(buckets_N8, probes_BP[b, p])
+
+
+@nb.njit(inline="always")
+def _extend(
+    token: np.int64,
+    buckets_N8: np.ndarray,
+    nodes_BP: np.ndarray,
+    probes_BP: np.ndarray,
+    b: int,
+) -> tuple[np.int64, int]:
+    """`advance` for one sequence: the node and the length of the longest match."""
+    longest, length = token, 1
+    node = token if token >= 0 and token < MAX_VOCAB else np.int64(-1)
+    for p in range(nodes_BP.shape[1]):
+        prefix = nodes_BP[b, p]
+        nodes_BP[b, p] = node
+        if node >= 0 and prefix >= 0:
+            node = _find(buckets_N8, probes_BP[b, p], _key(prefix, token))
+        else:
+            node = np.int64(-1)
+        if node >= 0:
+            longest, length = node, p + 2
+    return longest, length
 
 
 @nb.njit(nogil=True, cache=True)

@@ -10,15 +10,22 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ray_jobs.export_model import PLAIN_CHAT
 from scone_core import artifacts, storage
-from scone_core.artifacts import CheckpointManifest, EmbeddingsManifest, FgramsManifest, Shard
+from scone_core.artifacts import (
+    CheckpointManifest,
+    EmbeddingsManifest,
+    FgramsManifest,
+    RowFormat,
+    Shard,
+)
 from scone_core.config import Frozen
 from scone_core.decoders import DecoderConfig, build_causal_lm, hugging_face_config
 from scone_core.fgram_index import INDEX, write_index
 from scone_core.fgram_model import FgramModelConfig
 from scone_core.fgrams import NGrams, write_fgrams
 from scone_core.model import SconeLM
+from scone_core.row_formats import STORAGE, embedding_batch, to_storage
 from scone_core.served_folder import SconeSection, ServedManifest, served_config
-from scone_core.table import EmbeddingTable, embedding_batch, to_storage
+from scone_core.table import EmbeddingTable
 from tests.corpora import word_tokenizer
 
 VOCAB = 96
@@ -126,7 +133,12 @@ def publish_checkpoint(
 
 
 def publish_table(
-    folder: str, vectors_SD: torch.Tensor, fgrams: FgramsManifest, *, checkpoint: str = "random"
+    folder: str,
+    vectors_SD: torch.Tensor,
+    fgrams: FgramsManifest,
+    *,
+    checkpoint: str = "random",
+    rows: RowFormat = "bf16",
 ) -> EmbeddingsManifest:
     """An embeddings/v1 artifact of two shards."""
     cut = len(vectors_SD) // 3
@@ -134,7 +146,7 @@ def publish_table(
         artifacts.write_shard(
             folder,
             f"embeddings-{number}.arrow",
-            embedding_batch(to_storage(rows_ND, "bfloat16"), "bfloat16"),
+            embedding_batch(to_storage(rows_ND, rows), rows),
             first_id=first,
         )
         for number, first, rows_ND in ((0, 0, vectors_SD[:cut]), (1, cut, vectors_SD[cut:]))
@@ -150,8 +162,8 @@ def publish_table(
         max_n=fgrams.max_n,
         num_rows=len(vectors_SD),
         width=vectors_SD.shape[1],
-        dtype="bfloat16",
-        bytes_per_row=2 * vectors_SD.shape[1],
+        row_format=rows,
+        bytes_per_row=STORAGE[rows].num_bytes(vectors_SD.shape[1]),
     )
     return artifacts.publish(folder, manifest)
 

@@ -13,6 +13,7 @@ from vllm.model_executor.models.llama import LlamaForCausalLM
 
 from ray_jobs.lookup import open_lookup
 from scone_core.served_folder import SconeSection
+from scone_core.tiers import Tiers
 
 
 class SconeMixin:
@@ -29,7 +30,8 @@ class SconeMixin:
         section.require_tokenizer(os.path.join(model.tokenizer, "tokenizer.json"))
         self.fgram_index = section.open_index()
         options: Any = vllm_config.additional_config
-        self.lookup = open_lookup(section, options.get("placement", "local"))
+        tiers = Tiers.model_validate(options.get("tiers", {}))
+        self.lookup = open_lookup(section, options.get("placement", "local"), tiers)
 
     def insert_rows(self, fgram_ids_T: np.ndarray, inputs_TD: torch.Tensor) -> None:
         """Overwrite the input embeddings of hits (id >= 0) with their rows, in one gather."""

@@ -53,7 +53,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
             out=str(folder / "table"),
             checkpoint=str(folder / "checkpoint"),
             fgrams=str(folder / "fgrams"),
-            dtype="float32",
+            rows="fp32",
             tracking=Tracking(uri=f"sqlite:///{folder}/mlflow.db"),
         )
     )

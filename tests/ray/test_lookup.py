@@ -1,24 +1,31 @@
 """Laws of the lookup: where rows come from is invisible in them."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import ray
 import torch
 
 from ray_jobs.lookup import ActorLookup, LocalLookup, node_actor, open_lookup
+from scone_core.artifacts import RowFormat
 from scone_core.served_folder import SconeSection
+from scone_core.tiers import Tiers
 from tests.served_models import publish_fgrams, publish_table, random_fgrams
+
+
+def make_section(folder: Path, rows: RowFormat) -> SconeSection:
+    grams = random_fgrams(per_length=1000)
+    fgrams = publish_fgrams(str(folder / "fgrams"), grams)
+    publish_table(str(folder / "table"), torch.randn(len(grams), 2048), fgrams, rows=rows)
+    return SconeSection.of(
+        str(folder / "fgrams"), str(folder / "table"), checkpoint_fingerprint="random"
+    )
 
 
 @pytest.fixture(scope="module")
 def section(tmp_path_factory: pytest.TempPathFactory) -> SconeSection:
-    folder = tmp_path_factory.mktemp("lookup")
-    grams = random_fgrams(per_length=1000)
-    fgrams = publish_fgrams(str(folder / "fgrams"), grams)
-    publish_table(str(folder / "table"), torch.randn(len(grams), 2048), fgrams)
-    return SconeSection.of(
-        str(folder / "fgrams"), str(folder / "table"), checkpoint_fingerprint="random"
-    )
+    return make_section(tmp_path_factory.mktemp("lookup"), "bf16")
 
 
 @pytest.mark.parametrize("num_ids", [1, 7, 4096])
@@ -30,6 +37,18 @@ def test_both_placements_give_bit_equal_rows(section: SconeSection, num_ids: int
     rows_MD, asked_MD = local.rows(ids_M), actor.rows(ids_M)
     assert rows_MD.dtype == asked_MD.dtype == torch.bfloat16
     assert torch.equal(rows_MD.view(torch.int16), asked_MD.view(torch.int16))
+
+
+@pytest.mark.parametrize("rows", ["int8", "fp8"])
+def test_quantised_and_cold_rows_arrive_as_vectors(tmp_path: Path, rows: RowFormat) -> None:
+    section, ids_M = make_section(tmp_path, rows), np.arange(0, 3000, 7)
+    tiers = Tiers(hot_rows=500, cold_from=1500, io="mmap")
+    local, actor = open_lookup(section, "local"), open_lookup(section, "actor", tiers)
+    rows_MD, asked_MD = local.rows(ids_M), actor.rows(ids_M)
+    assert rows_MD.dtype == asked_MD.dtype == torch.bfloat16
+    assert torch.equal(rows_MD.view(torch.int16), asked_MD.view(torch.int16))
+    report = ray.get(node_actor(section).report.remote())
+    assert (report.num_rows, report.num_cold) == (len(ids_M), (ids_M >= 1500).sum())
 
 
 def test_all_engines_of_a_node_ask_one_actor(section: SconeSection) -> None:

@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from ray_jobs.precompute_embeddings import PrecomputeConfig, depth_first_order, run
+from ray_jobs.precompute_embeddings import PrecomputeConfig, run
 from ray_jobs.runtime import Cluster
 from scone_core import artifacts
 from scone_core.artifacts import ArtifactError, EmbeddingsManifest
 from scone_core.decoders import DecoderConfig
 from scone_core.evaluation import embed_from_table, embed_on_the_fly
 from scone_core.fgram_index import FGramIndex
-from scone_core.fgrams import read_fgrams
+from scone_core.fgrams import depth_first_order, read_fgrams
 from scone_core.forest import build_forest
 from scone_core.model import SconeLM
 from scone_core.table import EmbeddingTable
+from scone_core.table_check import check_table
 from tests.served_models import (
     VOCAB,
     publish_checkpoint,
@@ -49,7 +50,7 @@ def config_for(inputs: Path, out: Path, **changes: object) -> PrecomputeConfig:
         checkpoint=str(inputs / "checkpoint"),
         fgrams=str(inputs / "fgrams"),
         out=str(out),
-        dtype="float32",
+        rows="fp32",
         fgrams_per_block=400,
         fgrams_per_forest=300,
         rows_per_shard=600,
@@ -58,7 +59,7 @@ def config_for(inputs: Path, out: Path, **changes: object) -> PrecomputeConfig:
 
 
 def arguments(config: PrecomputeConfig) -> list[str]:
-    names = ("checkpoint", "fgrams", "out", "dtype")
+    names = ("checkpoint", "fgrams", "out", "rows")
     names += ("rows_per_shard", "fgrams_per_block", "fgrams_per_forest")
     return [
         word
@@ -90,6 +91,18 @@ def test_a_table_row_is_the_output_of_the_f_gram_model(inputs: Path, table: Path
         expected_D = alone(model, fgrams.tokens_MK[row, : fgrams.n_M[row]])
         found_D = rows.vectors(np.array([row]))[0]
         torch.testing.assert_close(found_D, expected_D, rtol=2e-5, atol=2e-5)
+
+
+def test_quantised_rows_are_off_by_their_rounding_alone(inputs: Path, tmp_path: Path) -> None:
+    manifest = run(config_for(inputs, tmp_path / "table", rows="int8"))
+    assert (manifest.row_format, manifest.bytes_per_row) == ("int8", manifest.width + 4)
+    check = check_table(
+        str(tmp_path / "table"),
+        checkpoint=str(inputs / "checkpoint"),
+        fgrams=str(inputs / "fgrams"),
+        num_rows=500,
+    )
+    assert check.largest_error <= 1
 
 
 def test_bytes_do_not_depend_on_the_number_of_actors_and_threads(
@@ -154,8 +167,8 @@ def test_a_plain_baseline_is_refused(inputs: Path, tmp_path: Path) -> None:
 
 def test_the_output_of_another_configuration_is_refused_by_field(inputs: Path, table: Path) -> None:
     before = snapshot(table)
-    with pytest.raises(ArtifactError, match="dtype: 'float32' there, 'float16' here"):
-        run(config_for(inputs, table, dtype="float16"))
+    with pytest.raises(ArtifactError, match="rows: 'fp32' there, 'fp16' here"):
+        run(config_for(inputs, table, rows="fp16"))
     assert snapshot(table) == before
 
 

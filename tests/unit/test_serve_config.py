@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from ray_jobs.serve_scone import ServeConfig, engine_config
 from scone_core.artifacts import ArtifactError
+from scone_core.tiers import Tiers
 from tests.served_models import publish_served, write_served_folder
 
 
@@ -54,3 +55,11 @@ def test_model_folders_with_and_without_f_grams_are_accepted(base: Path, tmp_pat
         config = engine_config(ServeConfig(model=str(folder), placement="actor"))
         assert config["model_loading_config"]["model_source"] == str(folder)
         assert config["engine_kwargs"]["additional_config"] == {"placement": "actor"}
+
+
+def test_engines_are_told_where_rows_live(base: Path) -> None:
+    config = ServeConfig.model_validate(
+        {"model": str(base / "served"), "tiers": {"hot_rows": 10, "io": "mmap"}}
+    )
+    options = engine_config(config)["engine_kwargs"]["additional_config"]
+    assert Tiers.model_validate(options["tiers"]) == Tiers(hot_rows=10, io="mmap")

@@ -1,0 +1,309 @@
+"""Lookup: match and gather from memory, cold rows from disk, and the peers of both.
+
+`make bench-lookup`. A table for people, one JSON line last. Rates are per CPU second of one thread,
+latencies by the wall clock, both medians of interleaved rounds.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+
+from benchmarks import lookup_cold, lookup_data, lookup_peers
+from benchmarks.lookup_data import LMDB_ROWS, MAX_N, NUM_KEYS, NUM_ROWS, WIDTH, Data
+from benchmarks.rounds import Metrics, interleave, medians, wall_us
+from scone_core.artifacts import EmbeddingsManifest, RowFormat, load_manifest
+from scone_core.lookup_engine import LookupEngine
+from scone_core.row_formats import from_storage, to_storage
+from scone_core.table import EmbeddingTable, aligned_empty
+
+BATCHES = (1, 16, 256, 4096)
+NUM_STEPS, BLOCK, REHEARSAL = 240, 24, 6
+"""Decode steps of a comparison, of a block, and those of a block that do not count."""
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder = Path(os.environ.get("BENCH_FOLDER", f"{tempfile.gettempdir()}/scone-bench-lookup"))
+    data = lookup_data.prepare(folder)
+    table = warm_table(data)
+    metrics = (
+        measure_bytes(data)
+        | measure_private_memory(data, folder)
+        | measure_match(data)
+        | measure_steps(data, table)
+        | measure_dict(data)
+        | measure_lmdb(data, table)
+        | measure_gather(table)
+        | measure_quantised()
+        | {"index_build_ns_per_fgram": lookup_data.index_build_ns(data, folder)}
+    )
+    del table  # mapped pages do not leave the page cache
+    metrics |= lookup_cold.measure_cold(data)
+    print(pd.Series(metrics).to_string(float_format="{:,.4f}".format))
+    print(json.dumps({name: float(f"{value:.4g}") for name, value in metrics.items()}))
+
+
+def warm_table(data: Data) -> EmbeddingTable:
+    """The table and the index with every page in memory and mapped."""
+    table = EmbeddingTable.open(data.table)
+    for shard in range(len(table.manifest.shards)):
+        table.stored_shard(shard)[:, 0].sum()
+    data.index.buckets_N8[:, 0].sum()
+    return table
+
+
+def measure_bytes(data: Data) -> Metrics:
+    shards = load_manifest(EmbeddingsManifest, data.table).shards
+    return {
+        "rows": NUM_ROWS,
+        "width": WIDTH,
+        "bytes_vs_raw": sum(shard.num_bytes for shard in shards) / (NUM_ROWS * WIDTH * 2),
+        "index_keys": NUM_KEYS,
+        "index_bytes_per_fgram": data.index.buckets_N8.nbytes / NUM_KEYS,
+        "lmdb_rows": LMDB_ROWS,
+        "lmdb_bytes_vs_raw": lookup_peers.lmdb_bytes_per_row(data.lmdb) / (WIDTH * 2),
+    }
+
+
+OPEN_IN_ANOTHER_PROCESS = """
+import sys
+import numpy as np
+from scone_core.table import EmbeddingTable
+
+def private_mb():
+    lines = [line.split() for line in open("/proc/self/smaps_rollup")]
+    return sum(int(words[1]) for words in lines if words[0].startswith("Private_")) / 1024
+
+before = private_mb()
+table = EmbeddingTable.open(sys.argv[1])
+buckets = np.load(sys.argv[2], mmap_mode="r")
+opened = private_mb()
+out = table.empty(4096)
+table.gather(np.random.default_rng(0).integers(0, table.num_rows, 4096), out)
+print(opened - before, private_mb() - before - out.nbytes / 2**20)
+"""
+
+
+def measure_private_memory(data: Data, folder: Path) -> Metrics:
+    """USS that opening table and index adds to a second process while the first has all of both
+    mapped, and what it is after a first lookup, which loads the compiled code.
+    """
+    command = [sys.executable, "-c", OPEN_IN_ANOTHER_PROCESS, data.table, str(folder / "trie.npy")]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    opened, used = map(float, result.stdout.split())
+    return {"uss_growth_mb": opened, "uss_growth_with_compiled_code_mb": used}
+
+
+def measure_match(data: Data) -> Metrics:
+    """All of the held-out text at once, and one sequence token by token."""
+    text_1T = data.text_L[None]
+
+    def mtok_s() -> float:
+        started = process_time()
+        data.index.match(text_1T)
+        return text_1T.size / (process_time() - started) / 1e6
+
+    rates = interleave({"match Mtok/s": mtok_s}, 7)
+    print("match Mtok/s: " + " ".join(f"{value:.1f}" for value in rates["match Mtok/s"]))
+    stream, tokens = data.index.stream(1), [data.text_L[i : i + 1] for i in range(20_000)]
+    expected_L = data.index.match(text_1T).fgram_ids_BT[0]
+    found, latency = [], []
+    for token in tokens:
+        started = perf_counter()
+        ids_B = stream.advance(token)
+        latency.append(perf_counter() - started)
+        found.append(int(ids_B[0]))
+    assert found == expected_L[: len(found)].tolist()
+    return {
+        "match_mtok_s_per_core": statistics.median(rates["match Mtok/s"]),
+        "hit_rate": float((expected_L >= 0).mean()),
+        "decode_match_us_b1": float(np.median(latency)) * 1e6,
+        "decode_match_us_b1_p99": float(np.percentile(latency, 99)) * 1e6,
+    }
+
+
+def streams_of(data: Data, batch: int, num_steps: int, seed: int) -> np.ndarray:
+    """Tokens [steps, B] of B sequences from random places of the text."""
+    starts_B = np.random.default_rng(seed).integers(0, len(data.text_L) - num_steps, batch)
+    return np.stack([data.text_L[starts_B + step] for step in range(num_steps)])
+
+
+def measure_steps(data: Data, table: EmbeddingTable) -> Metrics:
+    """Decode steps of B sequences: match the new tokens, gather the rows of the hits."""
+    engine = LookupEngine(data.index, table)
+    metrics: Metrics = {}
+    for batch in BATCHES:
+        steps = max(60, min(3000, 300_000 // batch))
+        tokens_TB, out_BD = streams_of(data, batch, steps, batch), engine.table.empty(batch)
+        stream, latency = engine.stream(batch), []
+        for tokens_B in tokens_TB:
+            latency.append(wall_us(engine.step, stream, tokens_B, out_BD))
+        warm = latency[steps // 5 :]
+        metrics[f"us_per_token_b{batch}"] = float(np.median(warm)) / batch
+        metrics[f"step_us_b{batch}_p50"] = float(np.median(warm))
+        metrics[f"step_us_b{batch}_p99"] = float(np.percentile(warm, 99))
+    print(f"lookups so far: {engine.report()}")
+    return metrics
+
+
+class Step(NamedTuple):
+    """The next token of B sequences, and where it stands in the text for who reads that."""
+
+    tokens_B: np.ndarray
+    text: bytes
+    """All tokens as big-endian uint16."""
+    ends_B: list[int]
+
+
+def steps_of(data: Data, batch: int, seed: int) -> list[Step]:
+    text = data.text_L.astype(">u2").tobytes()
+    starts_B = np.random.default_rng(seed).integers(MAX_N, len(data.text_L) - NUM_STEPS, batch)
+    places = [starts_B + step for step in range(NUM_STEPS)]
+    return [Step(data.text_L[at_B], text, ((at_B + 1) * 2).tolist()) for at_B in places]
+
+
+def in_turn(
+    ours: Callable[[Step], object], theirs: Callable[[Step], object], steps: list[Step]
+) -> Iterator[tuple[float, float]]:
+    """Median microseconds of a step of both, block by block: each does a block while the other
+    waits, and its first steps, which bring its own data to the caches, do not count.
+    """
+    for first in range(0, len(steps), BLOCK):
+        block = steps[first : first + BLOCK]
+        ours_us = [wall_us(ours, step) for step in block]
+        theirs_us = [wall_us(theirs, step) for step in block]
+        yield statistics.median(ours_us[REHEARSAL:]), statistics.median(theirs_us[REHEARSAL:])
+
+
+def measure_dict(data: Data) -> Metrics:
+    """Decode steps of 256 sequences, match only: ours and a Python dictionary."""
+    ids, stream = lookup_peers.python_dict(data), data.index.stream(256)
+    steps, found = steps_of(data, 256, seed=5), list[tuple[float, float]]()
+    for ours_us, theirs_us in in_turn(
+        lambda step: stream.advance(step.tokens_B),
+        lambda step: lookup_peers.match_in_dict(ids, step.text, step.ends_B),
+        steps,
+    ):
+        found.append((ours_us, theirs_us))
+        last = steps[len(found) * BLOCK - 1]
+        expected = lookup_peers.match_in_dict(ids, last.text, last.ends_B)
+        assert stream.fgram_ids_B.tolist() == expected
+    print("match b256, ours and dict, us: " + " ".join(f"{o:.0f}/{t:.0f}" for o, t in found))
+    ours, theirs = map(statistics.median, zip(*found, strict=True))
+    return {
+        "match_us_b256": ours,
+        "match_us_b256_cold_caches": cold_caches_us(data, steps),
+        "dict_us_b256": theirs,
+        "vs_python_dict_b256": theirs / ours,
+    }
+
+
+def cold_caches_us(data: Data, steps: list[Step]) -> float:
+    """A step behind work that has filled the caches, as a model's weights do."""
+    stream, weights, found = data.index.stream(256), np.zeros(6 << 20, np.int64), []
+    for step in steps:
+        weights.sum()
+        found.append(wall_us(stream.advance, step.tokens_B))
+    return statistics.median(found[REHEARSAL:])
+
+
+def measure_lmdb(data: Data, table: EmbeddingTable) -> Metrics:
+    """Decode steps of 256 sequences, match and rows: ours and LMDB, all in memory. LMDB holds
+    fewer f-grams, so ours copies more rows.
+    """
+    engine, store = LookupEngine(data.index, table), lookup_peers.Lmdb(data.lmdb)
+    stream, out_BD, row_BD = engine.stream(256), table.empty(256), table.empty(256)
+    steps, found = steps_of(data, 256, seed=6), list[tuple[float, float]]()
+    for step in steps:  # brings all it will need into memory and its map
+        store.match_rows(step.text, step.ends_B, row_BD)
+    for ours_us, theirs_us in in_turn(
+        lambda step: engine.step(stream, step.tokens_B, out_BD),
+        lambda step: store.match_rows(step.text, step.ends_B, row_BD),
+        steps,
+    ):
+        found.append((ours_us, theirs_us))
+        is_in_both_B = (stream.fgram_ids_B >= 0) & (stream.fgram_ids_B < LMDB_ROWS)
+        rows_B = row_BD.view(np.int64)[is_in_both_B, 0]
+        assert np.array_equal(rows_B, stream.fgram_ids_B[is_in_both_B])
+    store.close()
+    print("rows b256, ours and LMDB, us: " + " ".join(f"{o:.0f}/{t:.0f}" for o, t in found))
+    ours, theirs = map(statistics.median, zip(*found, strict=True))
+    return {
+        "match_and_rows_us_b256": ours,
+        "lmdb_warm_us_b256": theirs,
+        "vs_lmdb_warm_b256": theirs / ours,
+    }
+
+
+def measure_gather(table: EmbeddingTable) -> Metrics:
+    """Random rows against a sequential copy of as many, both from memory."""
+    rng = np.random.default_rng(2)
+    metrics: Metrics = {}
+    for batch in BATCHES:
+        out_MD = table.empty(batch)
+        runs: dict[str, Callable[[], float]] = {
+            "gather": partial(gather_us, table, rng, batch, out_MD),
+            "memcpy": partial(copy_us, table, rng, batch, out_MD),
+        }
+        middle = medians(interleave(runs, 60 if batch == 4096 else 400))
+        metrics[f"gather_us_per_row_b{batch}"] = middle["gather"] / batch
+        metrics[f"gather_vs_memcpy_b{batch}"] = middle["memcpy"] / middle["gather"]
+    return metrics
+
+
+def gather_us(
+    table: EmbeddingTable, rng: np.random.Generator, batch: int, out_MD: np.ndarray
+) -> float:
+    ids_M = rng.integers(0, table.num_rows, batch)
+    return wall_us(table.gather, ids_M, out_MD)
+
+
+def copy_us(
+    table: EmbeddingTable, rng: np.random.Generator, batch: int, out_MD: np.ndarray
+) -> float:
+    rows_ND = table.stored_shard(int(rng.integers(len(table.manifest.shards))))
+    first = int(rng.integers(0, len(rows_ND) - batch))
+    return wall_us(np.copyto, out_MD, rows_ND[first : first + batch])
+
+
+def measure_quantised() -> Metrics:
+    """Errors of quantised rows as they are read, against float32, and what reading them costs."""
+    generator = torch.Generator().manual_seed(0)
+    vectors_ND = torch.randn(1 << 14, WIDTH, generator=generator)
+    vectors_ND *= torch.rand(WIDTH, generator=generator) + 0.5  # channels of different sizes
+    metrics: Metrics = {}
+    for row_format in ("int8", "fp8"):
+        rows_NC = to_storage(vectors_ND, row_format)
+        read_ND = from_storage(rows_NC, row_format).bfloat16().double()
+        error_N = 1 - torch.cosine_similarity(read_ND, vectors_ND.double())
+        metrics[f"{row_format}_cosine_error_mean"] = float(error_N.mean())
+        metrics[f"{row_format}_cosine_error_max"] = float(error_N.max())
+        metrics[f"{row_format}_gather_us_per_row_b4096"] = quantised_us(rows_NC, row_format)
+    return metrics
+
+
+def quantised_us(rows_NC: np.ndarray, row_format: RowFormat) -> float:
+    from tests.tables import publish_rows
+
+    with tempfile.TemporaryDirectory() as folder:
+        publish_rows(Path(folder), rows_NC, row_format=row_format, rows_per_shard=1 << 20)
+        table, rng = EmbeddingTable.open(folder), np.random.default_rng(3)
+        out_MD = aligned_empty(4096, WIDTH, table.vector_dtype)
+        rounds = interleave({"gather": partial(gather_us, table, rng, 4096, out_MD)}, 30)
+        return medians(rounds)["gather"] / 4096
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Rows that are not in memory: ours, page faults and LMDB after the page cache was dropped, fio."""
+
+import os
+import statistics
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import lookup_peers
+from benchmarks.lookup_data import LMDB_ROWS, NUM_ROWS, WIDTH, Data
+from benchmarks.rounds import Metrics, Rounds, interleave, medians, wall_us
+from scone_core.artifacts import EmbeddingsManifest, load_manifest
+from scone_core.table import EmbeddingTable
+from scone_core.table_export import ngram_keys
+from scone_core.tiers import ALL_MAPPED, Tiers, expect_random_reads
+
+COLD_ROUNDS = 7
+
+
+def drop_from_cache(folder: str) -> None:
+    """Pages that no process has mapped; what is not on disk yet is written first."""
+    for path in Path(folder).iterdir():
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def open_with_faults(folder: str) -> EmbeddingTable:
+    """A mapped table whose cold pages come one fault at a time, as plain mapping gives them."""
+    table = EmbeddingTable.open(folder)
+    for shard in range(len(table.manifest.shards)):
+        expect_random_reads(table.stored_shard(shard))
+    return table
+
+
+def measure_cold(data: Data) -> Metrics:
+    """Random distinct rows after the page cache was dropped, us per row. A fault of `mmap` reads
+    one page; `read-around` is a map without advice, where it reads up to 8 MiB.
+    """
+    rng, found = np.random.default_rng(1), {}
+    keys = ngram_keys(data.tokens_SK[:LMDB_ROWS], data.n_S[:LMDB_ROWS], 1 << 16)
+    for batch in (16, 256, 4096):
+        runs: dict[str, Callable[[], float]] = {
+            "direct": partial(cold_table, data, rng, batch, Tiers(cold_from=0, io="direct")),
+            "willneed": partial(cold_table, data, rng, batch, Tiers(cold_from=0, io="mmap")),
+            "mmap": partial(cold_table, data, rng, batch, None),
+            "lmdb": partial(cold_lmdb, data, rng, batch, keys),
+        }
+        if batch == 16:
+            runs["read-around"] = partial(cold_table, data, rng, batch, ALL_MAPPED)
+        if batch == 4096:  # nearly a second a round by faults
+            del runs["mmap"], runs["lmdb"]
+        rounds = interleave(runs, COLD_ROUNDS if batch < 4096 else 3)
+        for name, values in rounds.items():
+            print(f"cold {name} batch {batch}, us/row: " + " ".join(f"{v:.1f}" for v in values))
+            found[f"cold_{name.replace('-', '_')}_us_per_row_b{batch}"] = statistics.median(values)
+    found["cold_vs_mmap"] = (
+        found["cold_mmap_us_per_row_b256"] / found["cold_direct_us_per_row_b256"]
+    )
+    found["cold_vs_lmdb"] = (
+        found["cold_lmdb_us_per_row_b256"] / found["cold_direct_us_per_row_b256"]
+    )
+    return found | measure_disk(data, rng)
+
+
+def cold_table(data: Data, rng: np.random.Generator, batch: int, tiers: Tiers | None) -> float:
+    drop_from_cache(data.table)
+    if tiers is None:
+        table = open_with_faults(data.table)
+    else:
+        table = EmbeddingTable.open(data.table, tiers=tiers)
+    table.vectors(np.arange(batch))  # the reader's memory; other rows than those of the round
+    ids_M = rng.choice(np.arange(batch, NUM_ROWS), batch, replace=False)
+    out_MD = table.empty(batch)
+    out_MD[:] = 0
+    microseconds = wall_us(table.gather, ids_M, out_MD)
+    assert np.array_equal(out_MD.view(np.int64)[:, 0], ids_M)
+    return microseconds / batch
+
+
+def cold_lmdb(data: Data, rng: np.random.Generator, batch: int, keys: list[bytes]) -> float:
+    drop_from_cache(data.lmdb)
+    store = lookup_peers.Lmdb(data.lmdb)
+    ids_M = rng.choice(LMDB_ROWS, batch, replace=False)
+    wanted, out_MD = [keys[i] for i in ids_M], np.zeros((batch, WIDTH), np.uint16)
+    microseconds = wall_us(store.rows, wanted, out_MD)
+    store.close()
+    assert np.array_equal(out_MD.view(np.int64)[:, 0], ids_M)
+    return microseconds / batch
+
+
+def measure_disk(data: Data, rng: np.random.Generator) -> Metrics:
+    """What the disk gives to fio (many reads at a time; one, which is what a page fault waits for)
+    and to us, in turn: it changes from minute to minute.
+    """
+    shards = load_manifest(EmbeddingsManifest, data.table).shards
+    files, tiers = [f"{data.table}/{s.name}" for s in shards], Tiers(cold_from=0, io="direct")
+    found = Rounds(fio=[], fio_one=[], ours=[])
+    for _ in range(3):
+        many = lookup_peers.fio_rows_per_s(files, queue_depth=256)
+        one = lookup_peers.fio_rows_per_s(files, queue_depth=1)
+        if many is None or one is None:
+            return {}
+        ours = [cold_table(data, rng, 256, tiers) for _ in range(COLD_ROUNDS)]
+        for name, value in (("fio", many), ("fio_one", one), ("ours", 1e6 / np.median(ours))):
+            found[name].append(float(value))
+    print(f"rows/s at 256: {found}")
+    middle = medians(found)
+    return {
+        "fio_rows_per_s_qd256": middle["fio"],
+        "fio_rows_per_s_qd1": middle["fio_one"],
+        "fio_qd256_vs_qd1": middle["fio"] / middle["fio_one"],
+        "cold_rows_per_s_b256": middle["ours"],
+        "cold_vs_fio": middle["ours"] / middle["fio"],
+    }

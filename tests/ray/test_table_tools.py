@@ -1,0 +1,49 @@
+"""Laws of converting: the same table in fewer bytes, done once."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ray_jobs.table_tools import Convert, convert, convert_rows
+from scone_core import artifacts
+from scone_core.artifacts import ArtifactError
+from scone_core.table import EmbeddingTable
+from tests.served_models import publish_fgrams, publish_table, random_fgrams
+from tests.stages import snapshot
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source")
+    grams = random_fgrams(per_length=300)
+    fgrams = publish_fgrams(str(folder / "fgrams"), grams)
+    publish_table(str(folder / "table"), torch.randn(len(grams), 64), fgrams)
+    return folder / "table"
+
+
+def test_a_converted_table_holds_the_rounded_rows_and_keeps_its_origin(
+    source: Path, tmp_path: Path
+) -> None:
+    config = Convert(table=str(source), rows="int8", out=str(tmp_path / "int8"))
+    manifest = convert(config)
+    original, converted = EmbeddingTable.open(str(source)), EmbeddingTable.open(config.out)
+    ids_M = np.arange(original.num_rows)
+    expected_MC = convert_rows(original.stored(ids_M), "bf16", "int8")
+    assert np.array_equal(converted.stored(ids_M), expected_MC)
+    assert manifest.converted_from == ("bf16",)
+    assert manifest.bytes_per_row == 64 + 4
+    for field in ("fgrams_fingerprint", "checkpoint_fingerprint", "tokenizer_sha256", "num_rows"):
+        assert getattr(manifest, field) == getattr(original.manifest, field)
+    artifacts.verify_shards(config.out, manifest.shards)
+    before = snapshot(tmp_path / "int8")
+    assert convert(config) == manifest
+    assert snapshot(tmp_path / "int8") == before
+
+
+def test_the_folder_of_another_conversion_is_refused(source: Path, tmp_path: Path) -> None:
+    config = Convert(table=str(source), rows="fp8", out=str(tmp_path / "fp8"))
+    convert(config)
+    with pytest.raises(ArtifactError, match="rows: 'fp8' there, 'fp32' here"):
+        convert(config.replace(rows="fp32"))
