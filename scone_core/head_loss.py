@@ -29,8 +29,9 @@ class HeadLoss(nn.Module):
     def of(cls, model: PreTrainedModel) -> "HeadLoss | None":
         """For `model`'s own head; None where its logits are more than a product."""
         head = model.get_output_embeddings()
-        is_plain = isinstance(head, nn.Linear) and head.bias is None
-        return cls(head.weight) if is_plain and model.config.model_type in PLAIN_HEADS else None
+        if not isinstance(head, nn.Linear) or head.bias is not None:
+            return None
+        return cls(head.weight) if model.config.model_type in PLAIN_HEADS else None
 
     def forward(self, hidden_PD: Tensor, targets_P: Tensor) -> Tensor:
         """Negative log-likelihood (nats, float32) summed over the targets; -100 is none."""
@@ -54,7 +55,7 @@ class _HeadLoss(torch.autograd.Function):
                 slope_CV = _slope(log_p_CV, target_C).to(hidden_CD.dtype)
                 torch.mm(slope_CV, weight_VD, out=grad_CD)
                 grad_VD = _add_product(grad_VD, slope_CV, hidden_CD)
-        if has_grad:
+        if grad_VD is not None:
             ctx.save_for_backward(grad_PD, grad_VD.to(weight_VD.dtype))
         return loss
 
