@@ -211,8 +211,8 @@ def time_pass(
 
 
 class Loop:
-    """A training worker, which is all ranks; of its steps the losses and the part of their time that
-    the f-gram model takes.
+    """A training worker, which is all ranks; of its steps the losses and the part of their time
+    that the f-gram model takes.
     """
 
     def __init__(self, config: TrainConfig) -> None:

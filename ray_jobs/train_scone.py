@@ -7,11 +7,13 @@ from typing import Any
 
 import ray
 import torch
+from ray.train import UserCallback
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2.api.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+from ray.train.v2.api.exceptions import RayTrainError
 
 from ray_jobs.resume import find_resume_point
-from ray_jobs.runtime import connect
+from ray_jobs.runtime import connect, root_cause
 from ray_jobs.tracking import log_config, log_manifest, register_model, stage_run
 from ray_jobs.train_config import TrainConfig
 from ray_jobs.train_engine import chosen_precision
@@ -118,28 +120,47 @@ def _train(config: TrainConfig, fingerprint: str) -> None:
         print(f"train: goes on after step {point.step}")
         log.log(point.reports)
     with follow_reports(log) as send_reports, tempfile.TemporaryDirectory() as scratch:
-        TorchTrainer(
-            train_worker,
-            train_loop_config={
-                "config": config.model_dump(mode="json"),
-                "fingerprint": fingerprint,
-            },
-            torch_config=TorchConfig(backend="nccl" if config.gpus_per_worker else "gloo"),
-            scaling_config=ScalingConfig(
-                num_workers=config.num_workers,
-                use_gpu=config.gpus_per_worker > 0,
-                resources_per_worker={"CPU": config.cpus_per_worker}
-                | ({"GPU": 1} if config.gpus_per_worker else {}),
-            ),
-            run_config=RunConfig(
-                name="train",
-                storage_path=scratch,  # unused: resume states are ours
-                failure_config=FailureConfig(max_failures=config.max_failures),
-                logging_config=LoggingConfig(log_level="WARNING"),
-                callbacks=[send_reports],
-                worker_runtime_env={"env_vars": _worker_environment(config)},
-            ),
-        ).fit()
+        try:
+            _trainer(config, fingerprint, send_reports, scratch).fit()
+        except RayTrainError as error:
+            raise explain_network(error, config) from error
+
+
+def _trainer(
+    config: TrainConfig, fingerprint: str, send_reports: UserCallback, scratch: str
+) -> TorchTrainer:
+    gpus = {"GPU": 1} if config.gpus_per_worker else {}
+    return TorchTrainer(
+        train_worker,
+        train_loop_config={"config": config.model_dump(mode="json"), "fingerprint": fingerprint},
+        torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
+        scaling_config=ScalingConfig(
+            num_workers=config.num_workers,
+            use_gpu=bool(gpus),
+            resources_per_worker={"CPU": config.cpus_per_worker, **gpus},
+        ),
+        run_config=RunConfig(
+            name="train",
+            storage_path=scratch,  # unused: resume states are ours
+            failure_config=FailureConfig(max_failures=config.max_failures),
+            logging_config=LoggingConfig(log_level="WARNING"),
+            callbacks=[send_reports],
+            worker_runtime_env={"env_vars": worker_environment(config)},
+        ),
+    )
+
+
+def explain_network(error: RayTrainError, config: TrainConfig) -> Exception:
+    """A rendezvous that failed says neither which interface was used nor how to choose one."""
+    signs = ("connectFullMesh", "Gloo", "gloo/transport", "NCCL error", "ncclSystemError")
+    text = str(root_cause(error)) + str(error)
+    if not any(sign in text for sign in signs):
+        return error
+    return ConnectionError(
+        f"network_interface={config.network_interface!r}: the workers do not reach each other "
+        f"({str(root_cause(error)).strip().splitlines()[-1]}); name the interface that joins the "
+        "nodes (`ip addr` lists them), e.g. --network-interface eth0"
+    )
 
 
 def _require_cpus(config: TrainConfig) -> None:
@@ -152,7 +173,8 @@ def _require_cpus(config: TrainConfig) -> None:
         )
 
 
-def _worker_environment(config: TrainConfig) -> dict[str, str]:
+def worker_environment(config: TrainConfig) -> dict[str, str]:
+    """Environment variables of the workers, where PyTorch's backends look for the interface."""
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if config.network_interface else ()
     return QUIET | dict.fromkeys(names, config.network_interface or "")
 

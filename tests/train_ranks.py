@@ -19,8 +19,12 @@ from ray_jobs.train_config import TrainConfig
 from ray_jobs.train_engine import gather_weights
 from ray_jobs.train_worker import Worker
 
-ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE"}
-"""Two ranks of two threads on two cores: threads that spin keep each other from working."""
+ENVIRONMENT = {
+    "DS_ACCELERATOR": "cpu",
+    "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin would keep the other rank from working
+    "CC": "false",  # no compiler is needed (case 48)
+    "CXX": "false",
+}
 
 
 def run_ranks(folder: Path, configs: dict[str, TrainConfig], *, num_ranks: int, stop: int) -> None:
