@@ -112,3 +112,39 @@ def quickstart(root: str) -> Recipe:
             cluster=cluster,
         ),
     )
+
+
+def chat_finetuning(
+    root: str, *, model: str, chats: str, fgrams: str
+) -> tuple[TokenizeConfig, TrainConfig]:
+    """The paper's fine-tuning (section 4.4) in small: a pretrained main model, a residual f-gram
+    model beside it, conversations of which assistants' turns are learned.
+
+    Args:
+        model: a Hugging Face folder with tokenizer.json and tokenizer_config.json.
+        chats: JSONL with a list of messages, or a folder of such files.
+        fgrams: a fgrams/v1 artifact, counted on text of that tokenizer.
+    """
+    tokens = TokenizeConfig(
+        inputs=(chats,),
+        tokenizer=f"{model}/tokenizer.json",
+        content="chat",
+        chat_template=f"{model}/tokenizer_config.json",
+        form=DocumentFormat(text_field="messages"),
+        out=f"{root}/chats",
+    )
+    training = TrainConfig(
+        train_tokens=tokens.out,
+        validation_tokens=tokens.out,
+        fgrams=fgrams,
+        pretrained=model,
+        fgram_model=FgramModelConfig(num_layers=2),
+        attention_span="document",
+        optimizer=OptimizerConfig(
+            learning_rate=2e-5, fgram_learning_rate=2e-4, schedule="linear", weight_decay=0.0
+        ),
+        sequence_length=1024,
+        global_batch=32,
+        out=f"{root}/model",
+    )
+    return tokens, training

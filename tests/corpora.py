@@ -59,6 +59,7 @@ def write_tokens(
         num_documents=len(documents),
         num_tokens=sum(map(len, documents)),
         num_bytes_text=sum(len(text_of(document)) for document in documents),
+        num_targets=None if targets is None else sum(map(sum, targets)),
         num_skipped_records={},
     )
     return publish(folder, manifest)

@@ -278,7 +278,38 @@ def test_other_input_embeddings_train_by_the_same_command(
         tracking=Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db"),
     )
     seen = logged_runs(config)[0].data.metrics["validation_perplexity"]
-    assert evaluate_model.run(evaluation).perplexity == pytest.approx(seen, rel=1e-5)
+    assert evaluate_model.run(evaluation).text[ALL_SOURCES].perplexity == pytest.approx(
+        seen, rel=1e-5
+    )
+
+
+def test_chats_train_and_are_scored_by_their_targets_alone(inputs: Path, tmp_path: Path) -> None:
+    """With attention that ends at document borders, in training and in evaluation."""
+    chats = zipf_documents(num_documents=30, mean_length=40, vocab_size=VOCAB_SIZE, seed=5)
+    marks = [[i % 3 == 0 for i in range(len(chat))] for chat in chats]
+    folder = str(tmp_path / "chats")
+    num_targets = sum(map(sum, marks))
+    write_tokens(folder, chats, vocab_size=VOCAB_SIZE, targets=marks)
+    config = config_for(
+        inputs,
+        tmp_path / "model",
+        train_tokens=folder,
+        validation_tokens=folder,
+        attention_span="document",
+        steps=3,
+    )
+    train_scone.run(config)
+    evaluation = EvaluateConfig(
+        out=str(tmp_path / "evaluation"),
+        checkpoint=config.out,
+        tokens=folder,
+        fgrams=config.fgrams,
+        tracking=Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db"),
+    )
+    text = evaluate_model.run(evaluation).text[ALL_SOURCES]
+    seen = logged_runs(config)[0].data.metrics["validation_perplexity"]
+    assert text.num_tokens == num_targets
+    assert text.perplexity == pytest.approx(seen, rel=1e-5)
 
 
 def test_a_method_without_its_fgrams_is_refused(inputs: Path, tmp_path: Path) -> None:
