@@ -146,29 +146,6 @@ def test_the_plain_baseline_is_the_same_command_without_fgrams(
     assert SconeLM.load(config.out).fgram_model is None
 
 
-def test_a_rank_without_hits_does_not_hang(inputs: Path, tmp_path: Path) -> None:
-    """The only f-gram occurs at one place of the corpus, so that most steps have no hit on any
-    rank and some have one on a single rank.
-    """
-    documents = zipf_documents(num_documents=20, mean_length=60, vocab_size=90, seed=1)
-    documents.insert(10, [93, 94, 93, 94])
-    write_tokens(str(tmp_path / "tokens"), documents, vocab_size=VOCAB_SIZE)
-    write_fgrams(str(tmp_path / "fgrams"), [[93, 94]] * 2, num_fgrams=1, vocab_size=VOCAB_SIZE)
-    config = config_for(
-        inputs,
-        tmp_path / "model",
-        train_tokens=str(tmp_path / "tokens"),
-        fgrams=str(tmp_path / "fgrams"),
-        steps=10,
-    )
-    train_scone.run(config)
-    (run,) = logged_runs(config)
-    history = mlflow.MlflowClient(config.tracking.uri).get_metric_history(
-        run.info.run_id, "hit_rate"
-    )
-    assert {point.value > 0 for point in history} == {True, False}
-
-
 def test_killed_and_resumed_training_gives_the_bytes_of_the_uninterrupted_one(
     trained: TrainConfig, inputs: Path, tmp_path: Path
 ) -> None:
