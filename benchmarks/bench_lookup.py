@@ -5,7 +5,6 @@ latencies by the wall clock, both medians of interleaved rounds.
 """
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from scone_core.artifacts import EmbeddingsManifest, RowFormat, load_manifest
 from scone_core.lookup_engine import LookupEngine
 from scone_core.row_formats import from_storage, to_storage
 from scone_core.table import EmbeddingTable, aligned_empty
+from tests.tables import publish_rows
 
 BATCHES = (1, 16, 256, 4096)
 NUM_STEPS, BLOCK, REHEARSAL = 240, 24, 6
@@ -35,7 +35,7 @@ NUM_STEPS, BLOCK, REHEARSAL = 240, 24, 6
 
 def main() -> None:
     torch.set_num_threads(1)
-    folder = Path(os.environ.get("BENCH_FOLDER", f"{tempfile.gettempdir()}/scone-bench-lookup"))
+    folder = lookup_data.bench_folder()
     data = lookup_data.prepare(folder)
     table = warm_table(data)
     metrics = (
@@ -295,8 +295,6 @@ def measure_quantised() -> Metrics:
 
 
 def quantised_us(rows_NC: np.ndarray, row_format: RowFormat) -> float:
-    from tests.tables import publish_rows
-
     with tempfile.TemporaryDirectory() as folder:
         publish_rows(Path(folder), rows_NC, row_format=row_format, rows_per_shard=1 << 20)
         table, rng = EmbeddingTable.open(folder), np.random.default_rng(3)

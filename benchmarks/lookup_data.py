@@ -6,9 +6,13 @@ that a probe meets the memory of a large one.
 """
 
 import json
+import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from time import process_time
 
 import numba as nb
 import numpy as np
@@ -93,12 +97,11 @@ def _encode(text: str) -> np.ndarray:
     return _bpe().encode(text).astype(np.uint16)
 
 
-def _bpe(cache: list[FastBpe] = []) -> FastBpe:  # noqa: B006 (one tokenizer for all texts)
-    if not cache:
-        bpe = FastBpe.from_json(json.loads((BUNDLED / "tokenizer.json").read_text()))
-        assert bpe is not None
-        cache.append(bpe)
-    return cache[0]
+@cache
+def _bpe() -> FastBpe:
+    bpe = FastBpe.from_json(json.loads((BUNDLED / "tokenizer.json").read_text()))
+    assert bpe is not None, "the bundled tokenizer is byte-level BPE"
+    return bpe
 
 
 def _write_padded_index(path: Path, tokens_SK: np.ndarray, n_S: np.ndarray) -> None:
@@ -151,8 +154,6 @@ def _write_table(folder: str) -> None:
 
 def index_build_ns(data: Data, folder: Path) -> float:
     """Nanoseconds per f-gram of building the index of the real f-grams, published and hashed."""
-    from time import process_time
-
     started = process_time()
     blocks = [(data.tokens_SK, data.n_S)]
     path = str(folder / "built.npy")
@@ -162,8 +163,9 @@ def index_build_ns(data: Data, folder: Path) -> float:
     return seconds / len(data.n_S) * 1e9
 
 
-if __name__ == "__main__":
-    import os
-    import tempfile
+def bench_folder() -> Path:
+    return Path(os.environ.get("BENCH_FOLDER", f"{tempfile.gettempdir()}/scone-bench-lookup"))
 
-    prepare(Path(os.environ.get("BENCH_FOLDER", f"{tempfile.gettempdir()}/scone-bench-lookup")))
+
+if __name__ == "__main__":
+    prepare(bench_folder())

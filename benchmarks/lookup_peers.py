@@ -6,8 +6,10 @@ Shapes: B positions of a text, D width.
 import json
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
+import lmdb
 import numpy as np
 
 from benchmarks.lookup_data import LMDB_ROWS, MAX_N, Data
@@ -40,8 +42,6 @@ class Lmdb:
     """The store of the paper, read as its documentation advises: one transaction, no copies."""
 
     def __init__(self, folder: str) -> None:
-        import lmdb
-
         self._store = lmdb.open(folder, readonly=True, lock=False, readahead=False)
         self._transaction = self._store.begin(buffers=True)
 
@@ -68,8 +68,6 @@ class Lmdb:
 
 
 def lmdb_bytes_per_row(folder: str) -> float:
-    from pathlib import Path
-
     return Path(folder, "data.mdb").stat().st_blocks * 512 / LMDB_ROWS
 
 
