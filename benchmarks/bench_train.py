@@ -211,8 +211,8 @@ def time_pass(
 
 
 class Loop:
-    """A training worker, which is all ranks; of its steps the losses and the f-gram model's share of
-    their time.
+    """A training worker, which is all ranks; the losses of its steps, and the f-gram model's share
+    of their time.
     """
 
     def __init__(self, config: TrainConfig) -> None:
