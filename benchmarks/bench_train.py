@@ -300,12 +300,12 @@ class Turns:
             started = process_time()
             step()
             self._seconds[name].append(process_time() - started)
+        turn = (f"{name} {values[-1]:.2f} s" for name, values in self._seconds.items())
+        print("step: " + ", ".join(turn), flush=True)
         self._started = process_time()
 
     def medians(self) -> dict[str, float]:
         """Without the first turn, in which everything is new."""
-        for name, values in self._seconds.items():
-            print(f"{name} s: " + " ".join(f"{value:.2f}" for value in values), flush=True)
         return {name: statistics.median(values[1:]) for name, values in self._seconds.items()}
 
 
