@@ -241,12 +241,14 @@ class Loop:
 def measure_steps(data: TrainingData) -> Metrics:
     """Whole steps: each of transformers' loop is followed by one of ours in every form."""
     start_group_of_one()
+    os.environ["LOCAL_RANK"] = "0"  # DeepSpeed asks for it
     plain, scone = (config_for(data, fgrams=fgrams) for fgrams in (False, True))
     loops = {
         "baseline": Loop(plain),
         "scone": Loop(scone),
         "padded": Loop(scone).evaluate_padded(),
     }
+    del os.environ["LOCAL_RANK"]  # transformers would wrap its model for several processes
     turns = Turns({name: loop.step for name, loop in loops.items()})
     batches = open_batches(plain)
     rows = np.concatenate([windows_of(batches, step) for step in range(ROUNDS + 1)])
@@ -270,7 +272,6 @@ def measure_steps(data: TrainingData) -> Metrics:
 
 
 def start_group_of_one() -> None:
-    os.environ["LOCAL_RANK"] = "0"  # DeepSpeed asks for it
     torch.distributed.init_process_group(
         "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
     )
