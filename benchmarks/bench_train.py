@@ -72,7 +72,7 @@ def main() -> None:
 def config_for(data: TrainingData, *, fgrams: bool) -> TrainConfig:
     """The configuration of a training worker, with or without f-grams."""
     return TrainConfig(
-        out=tempfile.gettempdir(),
+        out=str(Path(data.tokens).parent / "run"),
         train_tokens=data.tokens,
         validation_tokens=data.tokens,
         fgrams=data.fgrams if fgrams else None,
@@ -220,10 +220,10 @@ class Loop:
         self.losses: list[float] = []
         self.fgram_shares: list[float] = []
 
-    def evaluate_padded(self) -> "Loop":
+    def evaluate_padded(self, attention: str) -> "Loop":
         """From now on f-grams are evaluated the paper's way."""
         model = self.worker.model
-        fgram_model = train_peers.fgram_model_of(train_peers.set_attention(model, "sdpa"))
+        fgram_model = train_peers.fgram_model_of(train_peers.set_attention(model, attention))
         model.input_embedding = PaddedEmbedding(fgram_model, "scone")
         return self
 
@@ -243,21 +243,23 @@ def measure_steps(data: TrainingData) -> Metrics:
     start_group_of_one()
     os.environ["LOCAL_RANK"] = "0"  # DeepSpeed asks for it
     plain, scone = (config_for(data, fgrams=fgrams) for fgrams in (False, True))
+    batches = open_batches(scone)
+    apart = build_model(scone, batches.stream)
+    attention = fastest_attention(apart, "padded", micro_batch(batches, 0))
     loops = {
         "baseline": Loop(plain),
         "scone": Loop(scone),
-        "padded": Loop(scone).evaluate_padded(),
+        "padded": Loop(scone).evaluate_padded(attention),
     }
     del os.environ["LOCAL_RANK"]  # transformers would wrap its model for several processes
     turns = Turns({name: loop.step for name, loop in loops.items()})
-    batches = open_batches(plain)
     rows = np.concatenate([windows_of(batches, step) for step in range(ROUNDS + 1)])
     mean_loss = train_peers.run_hugging_face_loop(
         build_model(plain, batches.stream).main_model,
         rows,
         micro_batch=MICRO_BATCH,
         learning_rate=LEARNING_RATE,
-        out=tempfile.gettempdir(),
+        out=plain.out,
         after_step=turns.take,
     )
     check_losses(statistics.mean(loops["baseline"].losses), mean_loss)
