@@ -72,7 +72,7 @@ def main() -> None:
 def config_for(data: TrainingData, *, fgrams: bool) -> TrainConfig:
     """The configuration of a training worker, with or without f-grams."""
     return TrainConfig(
-        out=tempfile.gettempdir(),
+        out=str(Path(data.tokens).parent / "run"),
         train_tokens=data.tokens,
         validation_tokens=data.tokens,
         fgrams=data.fgrams if fgrams else None,
@@ -211,8 +211,8 @@ def time_pass(
 
 
 class Loop:
-    """A training worker, which is all ranks; of its steps the losses and the part of their time
-    that the f-gram model takes.
+    """A training worker, which is all ranks; the losses of its steps, and the f-gram model's share
+    of their time.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -220,10 +220,10 @@ class Loop:
         self.losses: list[float] = []
         self.fgram_shares: list[float] = []
 
-    def evaluate_padded(self) -> "Loop":
+    def evaluate_padded(self, attention: str) -> "Loop":
         """From now on f-grams are evaluated the paper's way."""
         model = self.worker.model
-        fgram_model = train_peers.fgram_model_of(train_peers.set_attention(model, "sdpa"))
+        fgram_model = train_peers.fgram_model_of(train_peers.set_attention(model, attention))
         model.input_embedding = PaddedEmbedding(fgram_model, "scone")
         return self
 
@@ -241,21 +241,25 @@ class Loop:
 def measure_steps(data: TrainingData) -> Metrics:
     """Whole steps: each of transformers' loop is followed by one of ours in every form."""
     start_group_of_one()
+    os.environ["LOCAL_RANK"] = "0"  # DeepSpeed asks for it
     plain, scone = (config_for(data, fgrams=fgrams) for fgrams in (False, True))
+    batches = open_batches(scone)
+    apart = build_model(scone, batches.stream)
+    attention = fastest_attention(apart, "padded", micro_batch(batches, 0))
     loops = {
         "baseline": Loop(plain),
         "scone": Loop(scone),
-        "padded": Loop(scone).evaluate_padded(),
+        "padded": Loop(scone).evaluate_padded(attention),
     }
+    del os.environ["LOCAL_RANK"]  # transformers would wrap its model for several processes
     turns = Turns({name: loop.step for name, loop in loops.items()})
-    batches = open_batches(plain)
     rows = np.concatenate([windows_of(batches, step) for step in range(ROUNDS + 1)])
     mean_loss = train_peers.run_hugging_face_loop(
         build_model(plain, batches.stream).main_model,
         rows,
         micro_batch=MICRO_BATCH,
         learning_rate=LEARNING_RATE,
-        out=tempfile.gettempdir(),
+        out=plain.out,
         after_step=turns.take,
     )
     check_losses(statistics.mean(loops["baseline"].losses), mean_loss)
@@ -270,7 +274,6 @@ def measure_steps(data: TrainingData) -> Metrics:
 
 
 def start_group_of_one() -> None:
-    os.environ["LOCAL_RANK"] = "0"  # DeepSpeed asks for it
     torch.distributed.init_process_group(
         "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
     )
@@ -300,12 +303,12 @@ class Turns:
             started = process_time()
             step()
             self._seconds[name].append(process_time() - started)
+        turn = (f"{name} {values[-1]:.2f} s" for name, values in self._seconds.items())
+        print("step: " + ", ".join(turn), flush=True)
         self._started = process_time()
 
     def medians(self) -> dict[str, float]:
         """Without the first turn, in which everything is new."""
-        for name, values in self._seconds.items():
-            print(f"{name} s: " + " ".join(f"{value:.2f}" for value in values), flush=True)
         return {name: statistics.median(values[1:]) for name, values in self._seconds.items()}
 
 
