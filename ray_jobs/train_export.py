@@ -5,15 +5,18 @@ import tempfile
 from pathlib import Path
 
 from ray_jobs.train_config import TrainConfig
+from ray_jobs.train_tally import Report
 from scone_core import storage
 from scone_core.artifacts import FgramsManifest, Shard, load_manifest, write_receipt
 from scone_core.model import MAIN, SconeLM
 
 EXPORT = "export"
-"""Receipt of the exported model: its files, for the manifest."""
+"""Receipt of the exported model: its files, for the manifest, and all reports, of which a killed
+worker may have lost some on their way to the driver.
+"""
 
 
-def export(model: SconeLM, config: TrainConfig) -> None:
+def export(model: SconeLM, config: TrainConfig, reports: list[Report]) -> None:
     """Publish the model's folders file by file, with the tokenizer in `main_model/`."""
     fgrams = load_manifest(FgramsManifest, config.fgrams) if config.fgrams else None
     with tempfile.TemporaryDirectory() as scratch:
@@ -23,7 +26,8 @@ def export(model: SconeLM, config: TrainConfig) -> None:
         (folder / MAIN / "tokenizer.json").write_bytes(storage.read_bytes(tokenizer))
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         shards = [_publish_file(config.out, folder, path) for path in files]
-    write_receipt(config.out, EXPORT, {"shards": [shard.model_dump() for shard in shards]})
+    content = {"shards": [shard.model_dump() for shard in shards], "reports": reports}
+    write_receipt(config.out, EXPORT, content)
 
 
 def _publish_file(out: str, folder: Path, path: Path) -> Shard:

@@ -124,6 +124,13 @@ def _train(config: TrainConfig, fingerprint: str) -> None:
             _trainer(config, fingerprint, send_reports, scratch).fit()
         except RayTrainError as error:
             raise explain_network(error, config) from error
+    log.log(_exported(config)["reports"])
+
+
+def _exported(config: TrainConfig) -> dict[str, Any]:
+    receipt = artifacts.read_receipt(config.out, EXPORT)
+    assert receipt is not None, "rank 0 exported the model"
+    return receipt
 
 
 def _trainer(
@@ -182,11 +189,9 @@ def worker_environment(config: TrainConfig) -> dict[str, str]:
 def _manifest(config: TrainConfig, common: dict[str, Any]) -> CheckpointManifest:
     tokens = artifacts.load_manifest(TokensManifest, config.train_tokens)
     fgrams = artifacts.load_manifest(FgramsManifest, config.fgrams) if config.fgrams else None
-    receipt = artifacts.read_receipt(config.out, EXPORT)
-    assert receipt is not None, "rank 0 exported the model"
     return CheckpointManifest(
         **common,
-        shards=tuple(receipt["shards"]),
+        shards=tuple(_exported(config)["shards"]),
         step=config.steps,
         tokens_seen=config.steps * config.global_batch * config.sequence_length,
         tokenizer_sha256=tokens.tokenizer_sha256,

@@ -114,7 +114,7 @@ class Worker:
             self.finish_step(step + 1)
         with gather_weights(self.model):
             if self.rank == 0:
-                export(self.model, self.config)
+                export(self.model, self.config, self.reports)
         torch.distributed.barrier()
 
     def train_step(self, step: int) -> None:
