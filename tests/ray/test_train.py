@@ -283,8 +283,8 @@ def test_chats_train_and_are_scored_by_their_targets_alone(inputs: Path, tmp_pat
         fgrams=config.fgrams,
         tracking=Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db"),
     )
-    text = evaluate_model.run(evaluation).text[ALL_SOURCES]
     seen = logged_runs(config)[0].data.metrics["validation_perplexity"]
+    text = evaluate_model.run(evaluation).text[ALL_SOURCES]
     assert text.num_tokens == num_targets
     assert text.perplexity == pytest.approx(seen, rel=1e-5)
 
