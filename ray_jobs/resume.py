@@ -46,6 +46,11 @@ class ResumePoint(Frozen):
         return f"step-{self.step:08d}"
 
     @property
+    def universal_tag(self) -> str:
+        """Folder of its universal form, as long as it is needed."""
+        return f"universal-{self.tag}"
+
+    @property
     def perplexity(self) -> float:
         """Held-out perplexity at the last evaluation before; infinite without any."""
         seen = [report.get("validation_perplexity") for report in self.reports]
@@ -149,20 +154,19 @@ def needs_universal(point: ResumePoint | None, *, num_workers: int) -> bool:
     return point is not None and point.zero_stage > 0 and point.num_workers != num_workers
 
 
-def make_universal(folder: str, point: ResumePoint) -> str:
-    """Convert a state to DeepSpeed's universal form, which any number of workers can load; its tag.
+def make_universal(folder: str, point: ResumePoint) -> None:
+    """Convert a state to DeepSpeed's universal form, which any number of workers can load.
 
     Raises:
         ArtifactError: the conversion failed.
     """
-    tag = f"universal-{point.tag}"
     num_processes = max(1, (os.cpu_count() or 1) // 4)  # each spends 5 s on its start
-    shutil.rmtree(Path(folder) / tag, ignore_errors=True)
+    drop_universal(folder, point)
     done = subprocess.run(
         [
             *(sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"),
             *("--input_folder", str(Path(folder) / point.tag)),
-            *("--output_folder", str(Path(folder) / tag)),
+            *("--output_folder", str(Path(folder) / point.universal_tag)),
             *("--num_extract_workers", str(num_processes)),
             *("--num_merge_workers", str(num_processes)),
             "--inject_missing_state",
@@ -176,7 +180,11 @@ def make_universal(folder: str, point: ResumePoint) -> str:
             f"{folder}/{point.tag}: no universal form for another number of workers ({reason}); "
             f"go on with num_workers={point.num_workers}"
         )
-    return tag
+
+
+def drop_universal(folder: str, point: ResumePoint) -> None:
+    """Delete the universal form of a state, if there is one."""
+    shutil.rmtree(Path(folder) / point.universal_tag, ignore_errors=True)
 
 
 def _sync(file: Path) -> None:

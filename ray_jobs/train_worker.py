@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 
 from ray_jobs.resume import (
     ResumePoint,
+    drop_universal,
     find_resume_point,
     load_resume_state,
     make_universal,
@@ -99,11 +100,14 @@ class Worker:
         self.engine = start_engine(self.model, self.config, load_universal=is_universal)
         if point is None:
             return 0
-        tag = f"universal-{point.tag}" if is_universal else point.tag
+        tag = point.universal_tag if is_universal else point.tag
         if is_universal and self.rank == 0:
             make_universal(folder, point)
         torch.distributed.barrier()
         load_resume_state(self.engine, folder, tag)
+        torch.distributed.barrier()
+        if is_universal and self.rank == 0:
+            drop_universal(folder, point)
         self.reports = point.reports
         return point.step
 
@@ -223,10 +227,20 @@ def training_batches(config: TrainConfig, stream: TokenStream) -> TrainingBatche
 
 
 def main_model_config(config: TrainConfig, stream: TokenStream) -> PreTrainedConfig:
-    """The architecture of the main model."""
-    if config.pretrained is not None:
-        return load_config(storage.local_copy(config.pretrained))
+    """The architecture of the main model.
+
+    Raises:
+        ValueError: a pretrained model does not know all token ids.
+    """
     manifest = stream.manifest
+    if config.pretrained is not None:
+        main = load_config(storage.local_copy(config.pretrained))
+        if main.vocab_size < manifest.vocab_size:
+            raise ValueError(
+                f"pretrained={config.pretrained!r} knows {main.vocab_size} token ids, train_tokens "
+                f"has {manifest.vocab_size}; tokenize the text with the model's own tokenizer"
+            )
+        return main
     return hugging_face_config(
         config.model, vocab_size=manifest.vocab_size, separator_id=manifest.separator_id
     )

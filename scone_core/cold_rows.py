@@ -3,7 +3,6 @@
 Shapes: U distinct ids of one lookup, R bytes of one stored row.
 """
 
-import importlib
 import mmap
 import os
 import threading
@@ -19,6 +18,7 @@ import numpy as np
 from numba.core import types
 
 from scone_core.artifacts import ArtifactError
+from scone_core.extras import import_extra
 from scone_core.tiers import PAGE, Tiers
 
 _WILL_NEED = mmap.MADV_WILLNEED
@@ -182,18 +182,11 @@ class DirectReader:
 
 
 def _liburing() -> Any:
-    """The package `liburing`.
-
-    Raises:
-        ValueError: it is not installed.
-    """
-    try:
-        return importlib.import_module("liburing")
-    except ImportError as error:
-        raise ValueError(
-            f"io='direct' needs the package liburing ({error}); install scone[direct], or use "
-            "io='mmap'"
-        ) from error
+    return import_extra(
+        "liburing",
+        needed_for="io='direct'",
+        remedy="install scone[direct], or use io='mmap'",
+    )
 
 
 def _open_direct(path: Path) -> FileIO:

@@ -3,7 +3,6 @@
 Shapes: S rows of the table, N rows of one shard, M rows of one block, K max_n, D width.
 """
 
-import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from safetensors.torch import save_file
 
 from scone_core import storage
 from scone_core.artifacts import ArtifactError, FgramsManifest, load_manifest, require_equal
+from scone_core.extras import import_extra
 from scone_core.fgrams import depth_first_order, read_fgrams
 from scone_core.row_formats import STORAGE, as_tensor, split_records
 from scone_core.table import EmbeddingTable
@@ -133,14 +133,4 @@ def ngram_keys(tokens_MK: np.ndarray, n_M: np.ndarray, vocab_size: int) -> list[
 
 
 def _lmdb() -> Any:
-    """The package `lmdb`.
-
-    Raises:
-        ValueError: it is not installed.
-    """
-    try:
-        return importlib.import_module("lmdb")
-    except ImportError as error:
-        raise ValueError(
-            f"to='lmdb' needs the package lmdb ({error}); install scone[lmdb]"
-        ) from error
+    return import_extra("lmdb", needed_for="to='lmdb'", remedy="install scone[lmdb]")

@@ -17,7 +17,7 @@ from scone_core.artifacts import ArtifactError
 from scone_core.decoders import DecoderConfig
 from scone_core.fgram_model import FgramModelConfig
 from scone_core.model import SconeLM
-from scone_core.scores import ALL_SOURCES
+from scone_core.scores import ALL_SOURCES, TextScore
 from tests.corpora import write_fgrams, write_tokens, zipf_documents
 from tests.stages import kill_when, run_script
 
@@ -85,6 +85,23 @@ def logged_runs(config: TrainConfig) -> list[Run]:
     return client.search_runs([experiment.experiment_id])
 
 
+def seen_perplexity(config: TrainConfig) -> float:
+    """What the last evaluation of a training found."""
+    return logged_runs(config)[0].data.metrics["validation_perplexity"]
+
+
+def evaluated(config: TrainConfig, folder: Path) -> TextScore:
+    """What the evaluate stage finds for a training's model on its validation text."""
+    evaluation = EvaluateConfig(
+        out=str(folder / "evaluation"),
+        checkpoint=config.out,
+        tokens=config.validation_tokens,
+        fgrams=config.fgrams,
+        tracking=Tracking(uri=f"sqlite:///{folder}/evaluation.db"),
+    )
+    return evaluate_model.run(evaluation).text[ALL_SOURCES]
+
+
 @pytest.fixture(scope="module")
 def trained(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     """A finished, uninterrupted training with f-grams."""
@@ -117,16 +134,7 @@ def test_one_run_holds_config_manifest_and_the_registered_model(trained: TrainCo
 def test_evaluation_gives_the_perplexity_that_training_saw(
     trained: TrainConfig, tmp_path: Path
 ) -> None:
-    seen = logged_runs(trained)[0].data.metrics["validation_perplexity"]
-    config = EvaluateConfig(
-        out=str(tmp_path / "evaluation"),
-        checkpoint=trained.out,
-        tokens=trained.validation_tokens,
-        fgrams=trained.fgrams,
-        tracking=Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db"),
-    )
-    score = evaluate_model.run(config).text[ALL_SOURCES]
-    assert score.perplexity == pytest.approx(seen, rel=1e-5)
+    assert evaluated(trained, tmp_path).perplexity == pytest.approx(seen_perplexity(trained), 1e-5)
 
 
 def test_losses_do_not_depend_on_the_number_of_workers(
@@ -230,6 +238,22 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(
     assert "hours" in shown
 
 
+def test_a_pretrained_model_that_does_not_know_all_ids_is_refused(
+    trained: TrainConfig, inputs: Path, tmp_path: Path
+) -> None:
+    write_tokens(str(tmp_path / "tokens"), [[VOCAB_SIZE, 1, 2]] * 20, vocab_size=VOCAB_SIZE + 1)
+    config = config_for(
+        inputs,
+        tmp_path / "model",
+        train_tokens=str(tmp_path / "tokens"),
+        validation_tokens=str(tmp_path / "tokens"),
+        fgrams=None,
+        pretrained=f"{trained.out}/main_model",
+    )
+    with pytest.raises(ValueError, match=r"knows 96 token ids, train_tokens has 97"):
+        train_scone.run(config)
+
+
 def test_options_that_do_not_go_together_fail_before_any_worker_starts(
     inputs: Path, tmp_path: Path
 ) -> None:
@@ -247,17 +271,7 @@ def test_other_input_embeddings_train_by_the_same_command(
     config = config_for(inputs, tmp_path / "model", method=method, fgrams=fgrams, steps=4)
     assert train_scone.run(config).method == method
     assert SconeLM.load(config.out).input_embedding.method == method
-    evaluation = EvaluateConfig(
-        out=str(tmp_path / "evaluation"),
-        checkpoint=config.out,
-        tokens=config.validation_tokens,
-        fgrams=config.fgrams,
-        tracking=Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db"),
-    )
-    seen = logged_runs(config)[0].data.metrics["validation_perplexity"]
-    assert evaluate_model.run(evaluation).text[ALL_SOURCES].perplexity == pytest.approx(
-        seen, rel=1e-5
-    )
+    assert evaluated(config, tmp_path).perplexity == pytest.approx(seen_perplexity(config), 1e-5)
 
 
 def test_chats_train_and_are_scored_by_their_targets_alone(inputs: Path, tmp_path: Path) -> None:
@@ -276,17 +290,9 @@ def test_chats_train_and_are_scored_by_their_targets_alone(inputs: Path, tmp_pat
         steps=3,
     )
     train_scone.run(config)
-    evaluation = EvaluateConfig(
-        out=str(tmp_path / "evaluation"),
-        checkpoint=config.out,
-        tokens=folder,
-        fgrams=config.fgrams,
-        tracking=Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db"),
-    )
-    seen = logged_runs(config)[0].data.metrics["validation_perplexity"]
-    text = evaluate_model.run(evaluation).text[ALL_SOURCES]
+    text = evaluated(config, tmp_path)
     assert text.num_tokens == num_targets
-    assert text.perplexity == pytest.approx(seen, rel=1e-5)
+    assert text.perplexity == pytest.approx(seen_perplexity(config), 1e-5)
 
 
 def test_a_method_without_its_fgrams_is_refused(inputs: Path, tmp_path: Path) -> None:

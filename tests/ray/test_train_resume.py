@@ -145,6 +145,7 @@ def test_training_goes_on_on_another_number_of_ranks(
     assert load(resumed_alone, name)["first_step"] == 4
     assert load(resumed_twice, name)["first_step"] == 6
     for run in (resumed_alone, resumed_twice):
+        assert not list((run / name / "resume").glob("universal-*"))
         assert losses(run, name) == pytest.approx(
             {step: expected[step] for step in losses(run, name)}, rel=1e-4
         )
