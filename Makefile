@@ -15,7 +15,7 @@ export RAY_AUTH_MODE ?= token
 export RAY_USAGE_STATS_ENABLED ?= 0
 export DS_ACCELERATOR ?= cpu
 
-.PHONY: setup quickstart test check format bench-count bench-train bench-lookup clean-quickstart
+.PHONY: setup quickstart test check format bench-count bench-train bench-precompute bench-lookup clean-quickstart
 
 setup: $(READY)
 
@@ -53,6 +53,9 @@ bench-count: $(READY)
 
 bench-train: $(READY)
 	$(BIN)/python -m benchmarks.bench_train
+
+bench-precompute: $(READY)
+	$(BIN)/python -m benchmarks.bench_precompute
 
 # Needs 11 GB of disk (BENCH_FOLDER=<folder>) and as much memory; fio, if it is there, is a peer.
 bench-lookup: $(READY)

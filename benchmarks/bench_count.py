@@ -7,7 +7,6 @@ import json
 import multiprocessing.pool
 import os
 import shutil
-import statistics
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ import polars as pl
 import tiktoken
 
 from benchmarks import count_corpora, count_peers
+from benchmarks.rounds import Metrics, interleaved_medians
 from ray_jobs import count_fgrams
 from ray_jobs.count_config import CountConfig, make_plan
 from ray_jobs.runtime import Cluster, connect
@@ -46,7 +46,6 @@ ROUNDS = 5
 KERNEL_TOKENS = 12_000_000
 BUDGET_MB = 1024
 ROWS_PER_SHARD = 1 << 20
-Metrics = dict[str, float]
 
 
 def main() -> None:
@@ -69,17 +68,6 @@ def main() -> None:
     print(json.dumps({name: round(value, 3) for name, value in metrics.items()}))
 
 
-def interleave(runs: dict[str, Callable[[], float]], num_rounds: int) -> dict[str, float]:
-    """The median of every run over rounds in which each has its turn."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(num_rounds):
-        for name, run in runs.items():
-            found[name].append(run())
-    for name, values in found.items():
-        print(f"{name}: " + " ".join(f"{value:.2f}" for value in values), flush=True)
-    return {name: statistics.median(values) for name, values in found.items()}
-
-
 def measure_kernels(folder: str) -> Metrics:
     """All orders in memory; every peer on the same tokens."""
     piece = count_corpora.load_piece(folder, KERNEL_TOKENS)
@@ -88,7 +76,7 @@ def measure_kernels(folder: str) -> Metrics:
     found = {peers[name](warm) for name in ("one_scan", "a_priori", "polars")}
     assert len(found) == 1, f"engines and polars differ: {found}"
     runs = {name: partial(count_peers.mtok_s, peer, piece) for name, peer in peers.items()}
-    rates = interleave(runs, ROUNDS)
+    rates = interleaved_medians(runs, ROUNDS)
     metrics = {"kernel_mtok_s": rates["one_scan"], "apriori_mtok_s": rates["a_priori"]}
     names = {"kenlm": "vs_kenlm", "a_priori": "kernel_vs_apriori"}
     for name in rates.keys() - {"one_scan"}:
@@ -112,7 +100,7 @@ def measure_tokenizing(scratch: Path) -> Metrics:
             plain.encode_ordinary(text)
 
     runs = {"tokenize MB/s": partial(writer, table), "tiktoken MB/s": encode}
-    rates = interleave(
+    rates = interleaved_medians(
         {name: partial(_rate, run, pack.num_bytes / 1e6) for name, run in runs.items()}, ROUNDS
     )
     return {
@@ -160,7 +148,7 @@ def measure_end_to_end(folder: str, scratch: Path) -> Metrics:
     num_tokens = load_manifest(TokensManifest, folder).num_tokens
     run = partial(_rate, partial(count_plain, folder, scratch), num_tokens / 1e6)
     return {
-        "end_to_end_mtok_s_per_core": interleave({"end to end Mtok/s": run}, ROUNDS)[
+        "end_to_end_mtok_s_per_core": interleaved_medians({"end to end Mtok/s": run}, ROUNDS)[
             "end to end Mtok/s"
         ]
     }
@@ -203,7 +191,7 @@ def measure_ray(folder: str, scratch: Path, num_rounds: int = 3) -> Metrics:
             "two processes s": partial(count_in_processes, folder, scratch, pool),
             "Ray s": partial(count_with_ray, folder, scratch),
         }
-        seconds = interleave(
+        seconds = interleaved_medians(
             {n: partial(_wall, way, scratch) for n, way in ways.items()}, num_rounds
         )
     num_tokens = load_manifest(TokensManifest, folder).num_tokens

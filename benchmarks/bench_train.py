@@ -25,8 +25,8 @@ import torch
 from torch import nn
 
 from benchmarks import train_corpus, train_peers
-from benchmarks.bench_count import Metrics, interleave
 from benchmarks.count_corpora import SHARED
+from benchmarks.rounds import Metrics, interleaved_medians
 from benchmarks.train_corpus import TrainingData
 from benchmarks.train_peers import HitVectors, PaddedEmbedding
 from ray_jobs.train_config import OptimizerConfig, TrainConfig
@@ -123,7 +123,7 @@ def measure_matching(data: TrainingData, num_batches: int = 100) -> Metrics:
             build_batch_forest(tokens_BT, match_len_BT)
         return 1000 * (process_time() - started) / num_batches
 
-    found = interleave({"match Mtok/s": match, "build forest ms": build}, ROUNDS)
+    found = interleaved_medians({"match Mtok/s": match, "build forest ms": build}, ROUNDS)
     return {
         "match_mtok_s_per_core": found["match Mtok/s"],
         "forest_build_ms": found["build forest ms"],
@@ -144,7 +144,7 @@ def measure_fgram_model(data: TrainingData) -> Metrics:
         name: partial(time_pass, model, way, attention[name], iter(chosen))
         for name, way in WAYS.items()
     }
-    seconds = interleave(runs, ROUNDS)
+    seconds = interleaved_medians(runs, ROUNDS)
     lengths = np.concatenate([batch.match_len_BT.reshape(-1) for batch in chosen])
     num_nodes = sum(batch.fgrams.forest.num_nodes for batch in chosen if batch.fgrams)
     return {

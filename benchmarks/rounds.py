@@ -26,5 +26,16 @@ def interleave(runs: dict[str, Callable[[], float]], num_rounds: int) -> Rounds:
     return found
 
 
+def interleaved_medians(runs: dict[str, Callable[[], float]], num_rounds: int) -> Metrics:
+    """The median of every run, all of them long: no rehearsal, and every round is printed."""
+    found: Rounds = {name: [] for name in runs}
+    for _ in range(num_rounds):
+        for name, run in runs.items():
+            found[name].append(run())
+    for name, values in found.items():
+        print(f"{name}: " + " ".join(f"{value:.2f}" for value in values), flush=True)
+    return medians(found)
+
+
 def medians(found: Rounds) -> Metrics:
     return {name: statistics.median(values) for name, values in found.items()}

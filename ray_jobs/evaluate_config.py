@@ -127,12 +127,7 @@ def _check_model(config: EvaluateConfig) -> tuple[dict[str, str], str]:
         raise ArtifactError("fgrams: needed, because this checkpoint was trained with f-grams")
     if config.fgrams is not None:
         fgrams = artifacts.load_manifest(FgramsManifest, config.fgrams)
-        artifacts.require_equal(
-            f"fgrams={config.fgrams!r}: fingerprint",
-            fgrams.fingerprint,
-            checkpoint.fgrams_fingerprint,
-            "give the f-grams of the training, and none for a plain baseline",
-        )
+        checkpoint.require_fgrams(fgrams, f"fgrams={config.fgrams!r}")
         found["fgrams"] = fgrams.fingerprint
     if config.table is not None:
         table = artifacts.load_manifest(EmbeddingsManifest, config.table)
@@ -141,6 +136,12 @@ def _check_model(config: EvaluateConfig) -> tuple[dict[str, str], str]:
             table.checkpoint_fingerprint,
             checkpoint.fingerprint,
             "precompute the table of this checkpoint",
+        )
+        artifacts.require_equal(
+            f"table={config.table!r}: fgrams_fingerprint",
+            table.fgrams_fingerprint,
+            found.get("fgrams"),
+            "give the f-grams that the table was precomputed for",
         )
         found["table"] = table.fingerprint
     return found, checkpoint.tokenizer_sha256

@@ -1,7 +1,6 @@
 """evaluation/v1 -> a table for people, metrics for MLflow."""
 
-import re
-
+from ray_jobs.tracking import metric_name
 from scone_core.scores import (
     ALL_SOURCES,
     EvaluationManifest,
@@ -37,12 +36,12 @@ def metrics(manifest: EvaluationManifest) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for source, score in manifest.text.items():
-        end = "" if source == ALL_SOURCES else f"/{_metric_name(source)}"
+        end = "" if source == ALL_SOURCES else f"/{metric_name(source)}"
         found |= {f"{name}{end}": getattr(score, name) for name in TEXT_METRICS}
         found |= _ends("perplexity", end, score.perplexity_interval)
         found |= _ends("bits_per_byte", end, score.bits_per_byte_interval)
     for task, score in manifest.tasks.items():
-        end = f"/{_metric_name(task)}"
+        end = f"/{metric_name(task)}"
         found |= {
             f"accuracy{end}": score.accuracy,
             f"answer_bits_per_byte{end}": score.bits_per_byte,
@@ -101,8 +100,3 @@ def _ends(name: str, end: str, interval: Interval | None) -> dict[str, float]:
     if interval is None:
         return {}
     return {f"{name}_low{end}": interval[0], f"{name}_high{end}": interval[1]}
-
-
-def _metric_name(name: str) -> str:
-    """Letters that MLflow takes."""
-    return re.sub(r"[^\w./ -]", "_", name)

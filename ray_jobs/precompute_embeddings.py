@@ -8,7 +8,7 @@ Shapes: S f-grams of one block or shard, K max_n, D width.
 """
 
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import matplotlib.figure
 import mlflow
@@ -29,7 +29,7 @@ from scone_core.artifacts import (
     RowFormat,
     Shard,
 )
-from scone_core.config import InputPath, Resource
+from scone_core.config import InputPath, Resource, Role
 from scone_core.fgrams import depth_first_order, read_fgrams
 from scone_core.forest import build_forest
 from scone_core.model import SconeLM
@@ -51,7 +51,10 @@ class PrecomputeConfig(JobConfig):
     checkpoint: InputPath
     """Folder or URI of a checkpoint/v1 artifact that was trained with f-grams."""
     fgrams: InputPath
-    """Folder or URI of the fgrams/v1 artifact it was trained with."""
+    """Folder or URI of the fgrams/v1 artifact it was trained with, or of a later generation."""
+    grow: Annotated[str | None, Role("input")] = None
+    """Folder or URI of this checkpoint's table for an earlier generation of the f-grams: its shards
+    are taken over as they are, and only the rows of newer f-grams are computed."""
     rows: RowFormat = "bf16"
     """Format of the stored rows; int8 and fp8 take half the bytes of bf16, with one scale per row.
     """
@@ -69,15 +72,19 @@ class PrecomputeConfig(JobConfig):
 
 def run(config: PrecomputeConfig) -> EmbeddingsManifest:
     """Precompute the embedding of every f-gram."""
-    checkpoint, fgrams = _load_inputs(config)
+    checkpoint, fgrams, earlier = _load_inputs(config)
     inputs = {"checkpoint": checkpoint.fingerprint, "fgrams": fgrams.fingerprint}
+    if earlier is not None:
+        inputs["grow"] = earlier.fingerprint
     if done := artifacts.claim(EmbeddingsManifest, config.out, config, inputs):
         print(f"precompute: {config.out} is up to date")
         return done
     common = artifacts.plan_fields(EmbeddingsManifest, config, inputs)
     connect(config.cluster)
     with stage_run(config, stage="precompute", fingerprint=common["fingerprint"]):
-        shards = _write_shards(config, fgrams)
+        shards = _take_over(config, fgrams, earlier)
+        new = NewRows(fgrams, first_id=earlier.num_rows if earlier else 0)
+        shards += _write_shards(config, new, num_before=len(shards))
         manifest = _manifest(config, fgrams, checkpoint, shards, common)
         storage.remove_folder(storage.join(config.out, BLOCKS))
         artifacts.publish(config.out, manifest)
@@ -85,20 +92,57 @@ def run(config: PrecomputeConfig) -> EmbeddingsManifest:
     return manifest
 
 
-def _load_inputs(config: PrecomputeConfig) -> tuple[CheckpointManifest, FgramsManifest]:
+class NewRows(NamedTuple):
+    """The f-grams whose rows are to be computed."""
+
+    fgrams: FgramsManifest
+    first_id: int
+
+    @property
+    def num(self) -> int:
+        return self.fgrams.num_fgrams - self.first_id
+
+
+def _load_inputs(
+    config: PrecomputeConfig,
+) -> tuple[CheckpointManifest, FgramsManifest, EmbeddingsManifest | None]:
+    """Of the checkpoint, the f-grams and the table that grows, which belong together."""
     checkpoint = artifacts.load_manifest(CheckpointManifest, config.checkpoint)
     if checkpoint.fgrams_fingerprint is None:
         raise ArtifactError(
             f"checkpoint={config.checkpoint!r}: a plain baseline has no f-gram model to precompute"
         )
     fgrams = artifacts.load_manifest(FgramsManifest, config.fgrams)
-    artifacts.require_equal(
-        f"fgrams={config.fgrams!r}: fingerprint",
-        fgrams.fingerprint,
-        checkpoint.fgrams_fingerprint,
-        "give the f-grams that the checkpoint was trained with",
-    )
-    return checkpoint, fgrams
+    checkpoint.require_fgrams(fgrams, f"fgrams={config.fgrams!r}")
+    if config.grow is None:
+        return checkpoint, fgrams, None
+    earlier = artifacts.load_manifest(EmbeddingsManifest, config.grow)
+    for field, found, expected in (
+        ("checkpoint_fingerprint", earlier.checkpoint_fingerprint, checkpoint.fingerprint),
+        ("row_format", earlier.row_format, config.rows),
+    ):
+        remedy = "grow a table of the same checkpoint and format, or leave grow away"
+        artifacts.require_equal(f"grow={config.grow!r}: {field}", found, expected, remedy)
+    if earlier.fgrams_fingerprint not in {g.fingerprint for g in fgrams.earlier}:
+        raise ArtifactError(
+            f"grow={config.grow!r}: its f-grams {earlier.fgrams_fingerprint!r} are no earlier "
+            f"generation of fgrams={config.fgrams!r}; leave grow away to compute all rows"
+        )
+    return checkpoint, fgrams, earlier
+
+
+def _take_over(
+    config: PrecomputeConfig, fgrams: FgramsManifest, earlier: EmbeddingsManifest | None
+) -> tuple[Shard, ...]:
+    """The shards of the table that grows, which are now in `out`, too; and the ranks."""
+    copies = []
+    if fgrams.ranks is not None:
+        copies.append((config.fgrams, fgrams.ranks.name))
+    if config.grow is not None and earlier is not None:
+        copies += [(config.grow, shard.name) for shard in earlier.shards]
+    for folder, name in copies:
+        storage.copy_file(storage.join(folder, name), storage.join(config.out, name))
+    return earlier.shards if earlier else ()
 
 
 def embed_fgrams(
@@ -115,42 +159,41 @@ def embed_fgrams(
     return torch.cat(parts)
 
 
-def _write_shards(config: PrecomputeConfig, fgrams: FgramsManifest) -> tuple[Shard, ...]:
+def _write_shards(config: PrecomputeConfig, new: NewRows, *, num_before: int) -> tuple[Shard, ...]:
     """Sort, compute blocks, assemble shards; blocks are not needed once every shard is there."""
-    names = [f"embeddings-{n:06d}" for n in range(-(-fgrams.num_fgrams // config.rows_per_shard))]
+    num_shards = -(-new.num // config.rows_per_shard)
+    names = [f"embeddings-{num_before + n:06d}" for n in range(num_shards)]
     blocks: list[Shard] = []
     if None in _receipts(config, names):
         (order,) = run_units(
             "precompute: sort",
             ["sorted"],
-            partial(_sort_fgrams, config=config, fgrams=fgrams),
+            partial(_sort_fgrams, config=config, new=new),
             folder=config.out,
         )
-        blocks = _write_blocks(config, fgrams, Shard.model_validate(order))
+        blocks = _write_blocks(config, new, Shard.model_validate(order))
     receipts = run_units(
         "precompute: assemble",
         names,
-        partial(_assemble, names=names, config=config, fgrams=fgrams, blocks=blocks),
+        partial(_assemble, names=names, config=config, new=new, blocks=blocks),
         folder=config.out,
     )
     return tuple(Shard.model_validate(receipt) for receipt in receipts)
 
 
-def _sort_fgrams(_: int, *, config: PrecomputeConfig, fgrams: FgramsManifest) -> dict[str, Any]:
-    """Write all f-grams in depth-first order as one mapped file."""
-    fgram_set = read_fgrams(config.fgrams)
+def _sort_fgrams(_: int, *, config: PrecomputeConfig, new: NewRows) -> dict[str, Any]:
+    """Write the f-grams in depth-first order as one mapped file."""
+    fgram_set = read_fgrams(config.fgrams, first_id=new.first_id)
     order_S = depth_first_order(fgram_set.tokens_MK, fgram_set.n_M)
     tokens_SK, n_S = fgram_set.tokens_MK[order_S], fgram_set.n_M[order_S]
-    tokens = pa.FixedSizeListArray.from_arrays(tokens_SK.reshape(-1), fgrams.max_n)
-    batch = pa.record_batch({"fgram_id": order_S, "n": n_S, "tokens": tokens})
+    tokens = pa.FixedSizeListArray.from_arrays(tokens_SK.reshape(-1), new.fgrams.max_n)
+    batch = pa.record_batch({"fgram_id": new.first_id + order_S, "n": n_S, "tokens": tokens})
     folder = storage.join(config.out, BLOCKS)
     return artifacts.write_shard(folder, "sorted.arrow", batch).model_dump()
 
 
-def _write_blocks(
-    config: PrecomputeConfig, fgrams: FgramsManifest, sorted_fgrams: Shard
-) -> list[Shard]:
-    names = [f"block-{n:06d}" for n in range(-(-fgrams.num_fgrams // config.fgrams_per_block))]
+def _write_blocks(config: PrecomputeConfig, new: NewRows, sorted_fgrams: Shard) -> list[Shard]:
+    names = [f"block-{n:06d}" for n in range(-(-new.num // config.fgrams_per_block))]
     receipts = _receipts(config, names)
     if todo := [n for n, receipt in enumerate(receipts) if receipt is None]:
         blocks = ray.data.from_items([{"block": n} for n in todo], override_num_blocks=len(todo))
@@ -169,7 +212,7 @@ def _write_blocks(
         progress = Progress(
             "precompute: compute",
             unit="f-grams",
-            total=fgrams.num_fgrams,
+            total=new.num,
             done=sum(receipt["num_rows"] for receipt in receipts if receipt is not None),
         )
         for block in computed.iter_rows():
@@ -208,12 +251,12 @@ def _assemble(
     *,
     names: list[str],
     config: PrecomputeConfig,
-    fgrams: FgramsManifest,
+    new: NewRows,
     blocks: list[Shard],
 ) -> dict[str, Any]:
     """Collect the rows of one range of ids from all blocks and publish them in id order."""
-    first_id = number * config.rows_per_shard
-    last_id = min(first_id + config.rows_per_shard, fgrams.num_fgrams)
+    first_id = new.first_id + number * config.rows_per_shard
+    last_id = min(first_id + config.rows_per_shard, new.fgrams.num_fgrams)
     ids, rows = [], []
     for block in blocks:
         spilled = artifacts.map_shard(storage.join(config.out, BLOCKS), block)
@@ -248,6 +291,7 @@ def _manifest(
         num_rows=fgrams.num_fgrams,
         width=width,
         row_format=config.rows,
+        ranks=fgrams.ranks,
         bytes_per_row=STORAGE[config.rows].num_bytes(width),
     )
 

@@ -81,6 +81,11 @@ def convert(config: Convert) -> EmbeddingsManifest:
             partial(_convert_shard, config=config, source=source),
             folder=config.out,
         )
+        if source.ranks is not None:
+            names = (
+                storage.join(folder, source.ranks.name) for folder in (config.table, config.out)
+            )
+            storage.copy_file(*names)
         changed = common | {
             "shards": tuple(Shard.model_validate(receipt) for receipt in receipts),
             "row_format": config.rows,

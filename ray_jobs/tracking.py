@@ -1,6 +1,7 @@
 """MLflow: one run per finished artifact, found again by its fingerprint when a stage is resumed."""
 
 import os
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -84,6 +85,11 @@ def register_model(config: JobConfig, manifest: Manifest) -> None:
 def log_config(config: JobConfig) -> None:
     """Attach the whole configuration to the active run, resources and paths included."""
     mlflow.log_dict(config.model_dump(mode="json"), "config.json")
+
+
+def metric_name(name: str) -> str:
+    """`name` in letters that MLflow takes; names of files have others."""
+    return re.sub(r"[^\w./ -]", "_", name)
 
 
 def _select_experiment(config: JobConfig) -> None:

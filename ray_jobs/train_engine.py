@@ -27,6 +27,9 @@ def start_engine(
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed
 
+    if config.zero_stage == 3 and model.fgram_model is not None:
+        # Its weights come as a whole, whichever parts of it a rank runs.
+        deepspeed.utils.set_z3_leaf_module(model.fgram_model, True)
     # Gloo does all, in place of a C++ operator that DeepSpeed would compile first (102 s).
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)

@@ -14,6 +14,7 @@ from ray.train import UserCallback
 from ray.util.queue import Queue
 
 from ray_jobs.runtime import Progress
+from ray_jobs.tracking import metric_name
 from ray_jobs.train_tally import Report
 
 
@@ -54,7 +55,7 @@ class TrainingLog:
         for report in reports:
             step = int(report["step"])
             if step not in self._logged:
-                metrics = {name: value for name, value in report.items() if name != "step"}
+                metrics = {metric_name(name): report[name] for name in report if name != "step"}
                 mlflow.log_metrics(metrics, step=step, run_id=self._run_id)
                 self._logged.add(step)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import ray.train
 import torch
 from transformers import PreTrainedConfig
@@ -36,10 +37,19 @@ from scone_core.decoders import (
     load_config,
 )
 from scone_core.estimate import flop_rates
-from scone_core.evaluation import Score, embed_on_the_fly, evaluate, num_windows
+from scone_core.evaluation import (
+    Score,
+    embed_on_the_fly,
+    evaluate_documents,
+    num_windows,
+    read_sources,
+)
 from scone_core.fgram_index import FGramIndex
 from scone_core.model import SconeLM
 from scone_core.module_timer import ModuleTimer
+
+PER_SOURCE = ("perplexity", "bits_per_byte")
+"""Held-out metrics that are reported for every source."""
 
 
 def train_worker(settings: dict[str, Any]) -> None:
@@ -80,6 +90,7 @@ class Worker:
         self.config, self.fingerprint, self.send = config, fingerprint, send
         self.rank, self.num_ranks = rank, num_ranks
         self.validation = TokenStream.open(config.validation_tokens)
+        self.sources = read_sources(config.validation_tokens)
         self.batches = training_batches(config, TokenStream.open(config.train_tokens))
         self.model = build_model(config, self.batches.stream)
         self.rates = flop_rates(self.model, sequence_length=config.sequence_length)
@@ -197,21 +208,32 @@ class Worker:
         self.model.eval()
         length = self.config.sequence_length
         num_turns = -(-num_windows(self.validation, length) // self.num_ranks)
-        score = evaluate(
+        sums = evaluate_documents(
             self.model.main_model,
             partial(embed_on_the_fly, model=self.model, matcher=self.batches.matcher),
             self.validation,
-            windows=range(self.rank, num_turns * self.num_ranks, self.num_ranks),
+            windows=np.arange(self.rank, num_turns * self.num_ranks, self.num_ranks),
             sequence_length=length,
             attention_span=self.config.attention_span,
         )
         self.model.train()
-        names = list(Score.model_fields)
-        sums = sum_over_ranks([getattr(score, name) for name in names])
-        total = Score.model_validate(dict(zip(names, sums, strict=True)))
-        metrics = total.metrics(num_bytes_text=self.validation.manifest.num_bytes_text)
+        of_rank_SC = self.sources.add_up(sums)
+        sums_SC = np.reshape(sum_over_ranks(of_rank_SC.reshape(-1).tolist()), of_rank_SC.shape)
         self.tally.started += time.monotonic() - started
-        return {f"validation_{name}": value for name, value in metrics.items()}
+        return self._held_out_metrics(sums_SC)
+
+    def _held_out_metrics(self, sums_SC: np.ndarray) -> dict[str, float]:
+        """Of all sources together, and perplexity and bits per byte of each where there are two."""
+        num_bytes_text = self.validation.manifest.num_bytes_text
+        total = Score.of(sums_SC.sum(0)).metrics(num_bytes_text=num_bytes_text)
+        metrics = {f"validation_{name}": value for name, value in total.items()}
+        bytes_S = np.bincount(self.sources.source_N, self.sources.bytes_N, len(sums_SC))
+        for source, sums_C, num_bytes in zip(self.sources.names, sums_SC, bytes_S, strict=True):
+            score = Score.of(sums_C)
+            if len(sums_SC) > 1 and score.num_tokens:
+                found = score.metrics(num_bytes_text=num_bytes)
+                metrics |= {f"validation_{key}/{source}": found[key] for key in PER_SOURCE}
+        return metrics
 
 
 def training_batches(config: TrainConfig, stream: TokenStream) -> TrainingBatches:

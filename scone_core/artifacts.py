@@ -81,6 +81,15 @@ class ChunksManifest(Manifest):
     max_n: int
 
 
+class Generation(Frozen):
+    """What an f-gram set was before it grew."""
+
+    fingerprint: str
+    num_fgrams: int
+    """Its f-grams: the ids below."""
+    num_included: int
+
+
 class FgramsManifest(Manifest):
     """fgrams/v1: ranked Parquet shards and the trie index `index/trie.npy`."""
 
@@ -96,8 +105,23 @@ class FgramsManifest(Manifest):
     num_included: int = 0
     """F-grams that are there on request: the last ones, whose counts may be below `min_count`."""
     num_tokens: int
-    """Tokens of the corpus that was counted."""
+    """Tokens of the corpus that was counted last."""
     index: Shard
+    earlier: tuple[Generation, ...] = ()
+    """The generations before this one, oldest first: an f-gram keeps the id it first got, and each
+    generation's own f-grams follow in their rank order."""
+    ranks: Shard | None = None
+    """Of a set that grew: `ranks.npy`, uint32, the rank of every id in the last count."""
+
+    @property
+    def generations(self) -> tuple[Generation, ...]:
+        """All of them, oldest first, this one last."""
+        this = Generation(
+            fingerprint=self.fingerprint,
+            num_fgrams=self.num_fgrams,
+            num_included=self.num_included,
+        )
+        return (*self.earlier, this)
 
 
 class CheckpointManifest(Manifest):
@@ -117,6 +141,20 @@ class CheckpointManifest(Manifest):
     max_n: int | None
     fgram_output: Literal["residual", "replace"] | None
 
+    def require_fgrams(self, fgrams: FgramsManifest, field: str) -> None:
+        """Refuse other f-grams than those of the training and those that grew from them.
+
+        Raises:
+            ArtifactError: names `field`, both fingerprints and the remedy.
+        """
+        known = {generation.fingerprint for generation in fgrams.generations}
+        if self.fgrams_fingerprint not in known:
+            raise ArtifactError(
+                f"{field}: fingerprint {fgrams.fingerprint!r}, the training's was "
+                f"{self.fgrams_fingerprint!r}; give the f-grams that the checkpoint was trained "
+                "with, or later generations of them (none for a plain baseline)"
+            )
+
 
 class EmbeddingsManifest(Manifest):
     """embeddings/v1: Arrow shards of one row per f-gram, row id = f-gram id."""
@@ -133,6 +171,8 @@ class EmbeddingsManifest(Manifest):
     bytes_per_row: int
     converted_from: tuple[RowFormat, ...] = ()
     """Formats that the rows had before, where the table was converted."""
+    ranks: Shard | None = None
+    """The ranks of the f-grams, where they are not their ids (see FgramsManifest)."""
 
 
 AnyManifest = TypeVar("AnyManifest", bound=Manifest)

@@ -6,26 +6,21 @@ Shapes: U distinct ids of one lookup, R bytes of one stored row.
 import mmap
 import os
 import threading
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numba as nb
 import numpy as np
 from numba.core import types
 
 from scone_core.artifacts import ArtifactError
-from scone_core.extras import import_extra
 from scone_core.tiers import PAGE, Tiers
+from scone_core.uring import Ring
 
 _WILL_NEED = mmap.MADV_WILLNEED
-
-SUBMIT_EVERY = 32
-"""Requests that are prepared before the kernel hears of them: the disk starts while Python goes on
-preparing (about 1 us a request, a read takes the disk 18)."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +56,7 @@ def open_reader(files: Sequence[ColdFile], row_bytes: int, tiers: Tiers) -> Cold
     """The reader that `tiers.io` names.
 
     Raises:
-        ValueError: direct reads without `liburing` or on a filesystem that has none.
+        ValueError: direct reads without io_uring or on a filesystem that has none.
     """
     if tiers.io == "mmap":
         return MappedReader(files, row_bytes)
@@ -105,88 +100,47 @@ class DirectReader:
 
     def __init__(self, files: Sequence[ColdFile], row_bytes: int, queue_depth: int) -> None:
         self.lock = threading.Lock()
-        self._uring = _liburing()
-        self._depth = queue_depth
+        self._ring = _open_ring(queue_depth)
         self._files = [_open_direct(file.path) for file in files]
+        self._descriptors = np.array([file.fileno() for file in self._files], np.int64)
         self._places = _Places(files, row_bytes)
         self._offsets = np.array([file.offset for file in files], np.int64)
         is_aligned = row_bytes % PAGE == 0 and not (self._offsets % PAGE).any()
         self._slot_bytes = row_bytes if is_aligned else (row_bytes // PAGE + 2) * PAGE
-        self._start()
-
-    def _start(self) -> None:
-        """A ring of our own; memory for rows comes with the first of them."""
-        self._ring, self._cqe = self._uring.Ring(), self._uring.Cqe()
-        self._uring.io_uring_queue_init(self._depth, self._ring)
-        weakref.finalize(self, self._uring.io_uring_queue_exit, self._ring)
-        self._memory = np.empty(0, np.uint8)
-        self._iovecs: list[Any] = []
+        self._memory = np.empty(0, np.uint8)  # comes with the first rows
 
     def fetch(self, ids_U: np.ndarray) -> np.ndarray:
         file_U, first_U = self._places.of(ids_U, self._offsets)
         inside_U = first_U % PAGE
-        self._make_room(len(ids_U))
-        descriptors = [self._files[number].fileno() for number in file_U.tolist()]
+        num_bytes = self._slot_bytes * len(ids_U)
+        if num_bytes > len(self._memory):
+            self._memory = np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8)  # begins on a page
+        slots_U = self._memory.ctypes.data + np.arange(len(ids_U)) * self._slot_bytes
         needed_U = inside_U + self._places.row_bytes
         try:
-            self._read(descriptors, (first_U - inside_U).tolist(), needed_U.tolist())
+            self._ring.read(
+                self._descriptors[file_U], first_U - inside_U, slots_U, self._slot_bytes, needed_U
+            )
         except OSError as error:
-            self._start()  # what is still on its way goes to the old memory, which it holds
             name = self._files[int(file_U[0])].name
             raise ArtifactError(
                 f"{name} or a later shard: a row could not be read ({error}); verify the table"
             ) from error
-        slots_U = np.arange(len(ids_U), dtype=np.int64) * self._slot_bytes
-        return self._memory.ctypes.data + slots_U + inside_U
-
-    def _make_room(self, num_rows: int) -> None:
-        """Slots for `num_rows` rows, each on a page."""
-        if num_rows <= len(self._iovecs):
-            return
-        num_bytes = self._slot_bytes << (num_rows - 1).bit_length()
-        view = memoryview(mmap.mmap(-1, num_bytes))
-        self._memory = np.frombuffer(view, np.uint8)
-        slots = range(0, num_bytes, self._slot_bytes)
-        self._iovecs = [self._uring.Iovec([view[at : at + self._slot_bytes]]) for at in slots]
-
-    def _read(self, descriptors: list[int], starts: list[int], needed: list[int]) -> None:
-        """Read slot by slot, at most `queue_depth` at a time, until all have arrived."""
-        uring, ring, num = self._uring, self._ring, len(starts)
-        begun = done = 0
-        while done < num:
-            first, begun = begun, min(num, done + self._depth)
-            for slot in range(first, begun):
-                sqe = uring.io_uring_get_sqe(ring)
-                uring.io_uring_prep_readv(sqe, descriptors[slot], self._iovecs[slot], starts[slot])
-                sqe.user_data = slot
-                if slot % SUBMIT_EVERY == SUBMIT_EVERY - 1:
-                    uring.io_uring_submit(ring)
-            in_flight = begun - done
-            wait_for = in_flight if begun == num else max(1, in_flight // 4)
-            uring.io_uring_submit_and_wait(ring, wait_for)
-            done += self._collect(needed)
-
-    def _collect(self, needed: list[int]) -> int:
-        """Take all reads that have arrived off the ring; their number.
-
-        Raises:
-            OSError: one failed or ended early.
-        """
-        cqe, num = self._cqe, 0
-        for _ in self._uring.CqeIter(self._ring, cqe):
-            entry, num = cqe[0], num + 1
-            if entry.res < needed[entry.user_data]:
-                raise OSError(f"{entry.res} of {needed[entry.user_data]} bytes")
-        self._uring.io_uring_cq_advance(self._ring, num)
-        return num
+        return slots_U + inside_U
 
 
-def _liburing() -> Any:
-    return import_extra(
-        "liburing",
-        needed_for="io='direct'",
-        remedy="install scone[direct], or use io='mmap'",
-    )
+def _open_ring(queue_depth: int) -> Ring:
+    """
+    Raises:
+        ValueError: there is no io_uring.
+    """
+    try:
+        return Ring(queue_depth)
+    except OSError as error:
+        raise ValueError(
+            f"io='direct': io_uring is not to be had here ({error.strerror}; containers often "
+            "forbid it); use io='mmap'"
+        ) from error
 
 
 def _open_direct(path: Path) -> FileIO:

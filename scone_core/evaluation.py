@@ -4,7 +4,8 @@ Every token of every document is scored exactly once, separators never: windows 
 overlap by one, so the last token of a window is the first input of the next. Sums are kept per
 document: documents are what sources consist of and what confidence intervals are taken over.
 
-Legend: B windows of a batch, T sequence length, D width, M hits, N documents, L tokens of a shard.
+Legend: B windows of a batch, T sequence length, D width, M hits, N documents, L tokens of a shard,
+S sources, C the four sums of a score.
 """
 
 import math
@@ -51,7 +52,7 @@ on the fly and f-gram vectors from the table.
 
 
 class Score(Frozen):
-    """Sums over scored tokens; scores of parts add up to the score of the whole."""
+    """Sums over scored tokens."""
 
     loss_sum: float = 0.0
     """Negative log-likelihood, nats."""
@@ -60,11 +61,18 @@ class Score(Frozen):
     match_len_sum: int = 0
     """A miss counts 1."""
 
-    def __add__(self, other: Self) -> Self:
-        mine, theirs = self.model_dump(), other.model_dump()
-        return type(self)(**{name: mine[name] + theirs[name] for name in mine})
+    @classmethod
+    def of(cls, sums_C: np.ndarray) -> Self:
+        """From losses, tokens, hits and match lengths, float64."""
+        loss, tokens, hits, match_len = sums_C.tolist()
+        return cls(
+            loss_sum=loss,
+            num_tokens=int(tokens),
+            num_hits=int(hits),
+            match_len_sum=int(match_len),
+        )
 
-    def metrics(self, *, num_bytes_text: int) -> dict[str, float]:
+    def metrics(self, *, num_bytes_text: float) -> dict[str, float]:
         """perplexity (per token), bits_per_byte, hit_rate and mean_match_length (per token)."""
         return {
             "perplexity": math.exp(self.loss_sum / self.num_tokens),
@@ -122,38 +130,7 @@ class DocumentSums(NamedTuple):
         return type(self)(*(column[is_chosen_N] for column in self))
 
     def total(self) -> Score:
-        loss, tokens, hits, match_len = (column.sum().item() for column in self[1:])
-        return Score(
-            loss_sum=loss,
-            num_tokens=int(tokens),
-            num_hits=int(hits),
-            match_len_sum=int(match_len),
-        )
-
-
-def evaluate(
-    main_model: nn.Module,
-    embed: Embed,
-    stream: TokenStream,
-    *,
-    windows: Iterable[int],
-    sequence_length: int,
-    batch_size: int = 8,
-    attention_span: AttentionSpan = "sequence",
-) -> Score:
-    """The score of `main_model` on some windows of `stream`, `batch_size` at a time."""
-    chosen = np.fromiter(windows, np.int64)
-    if not len(chosen):
-        return Score()
-    return evaluate_documents(
-        main_model,
-        embed,
-        stream,
-        windows=chosen,
-        sequence_length=sequence_length,
-        batch_size=batch_size,
-        attention_span=attention_span,
-    ).total()
+        return Score.of(np.stack(self[1:]).sum(1))
 
 
 @torch.no_grad()  # not inference_mode: its tensors may not enter training, where this is called
@@ -167,7 +144,11 @@ def evaluate_documents(
     batch_size: int = 8,
     attention_span: AttentionSpan = "sequence",
 ) -> DocumentSums:
-    """What `evaluate` finds, by document; `windows` int64, at least one."""
+    """The sums of `main_model` on some windows of `stream`, by document, `batch_size` at a time.
+
+    Args:
+        windows: int64, at least one; those beyond the end of the stream hold nothing to score.
+    """
     starts_N, parts = document_starts(stream), []
     for first in range(0, len(windows), batch_size):
         chosen_B = windows[first : first + batch_size]
@@ -245,6 +226,12 @@ class Sources(NamedTuple):
     bytes_N: np.ndarray
     """float64, UTF-8 bytes. Exact for byte-level BPE; else in proportion to the tokens' own texts,
     so that the sum is the one in the manifest."""
+
+    def add_up(self, sums: DocumentSums) -> np.ndarray:
+        """float64 [S, C]: the sums of the documents of every source."""
+        source_N = self.source_N[sums.document_N]
+        columns = [np.bincount(source_N, column, len(self.names)) for column in sums[1:]]
+        return np.stack(columns, axis=1)
 
 
 def read_sources(folder: str) -> Sources:

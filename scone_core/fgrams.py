@@ -15,6 +15,7 @@ from scone_core import storage
 from scone_core.artifacts import (
     ArtifactError,
     FgramsManifest,
+    Generation,
     Shard,
     load_manifest,
     require_equal,
@@ -22,6 +23,7 @@ from scone_core.artifacts import (
 )
 from scone_core.fgram_index import FGramIndex, Matches, write_index
 from scone_core.ngrams import NGrams
+from scone_core.ranks import map_ranks
 from scone_core.trie import MAX_FGRAMS, find_rows
 
 __all__ = ["FGramIndex", "Matches", "NGrams", "read_fgrams", "validate_fgrams", "write_fgrams"]
@@ -194,28 +196,44 @@ def validate_fgrams(folder: str) -> FgramsManifest:
         ArtifactError: names the file and the invariant that does not hold.
     """
     manifest = load_manifest(FgramsManifest, folder)
-    verify_shards(folder, [*manifest.shards, manifest.index])
+    verify_shards(folder, [*manifest.shards, manifest.index, *filter(None, [manifest.ranks])])
     num_per_n = np.zeros(manifest.max_n + 1, np.int64)
-    last_row: NGrams | None = None
-    for rows in iter_rows(folder, manifest.shards):
-        fgrams = ngrams_of(rows)
-        first_id = int(num_per_n.sum())
-        if not np.array_equal(rows.column("fgram_id"), first_id + np.arange(rows.num_rows)):
-            raise ArtifactError(f"{folder}: fgram_id is not the row number behind row {first_id}")
-        _check_rows(fgrams, manifest, first_id, f"{folder}: f-grams from {first_id} on")
-        _check_order(fgrams, last_row, f"{folder}: f-grams from {first_id} on")
-        num_per_n += np.bincount(fgrams.n_M, minlength=manifest.max_n + 1)
-        last_row = NGrams(*(column[-1:] for column in fgrams))
+    for generation in manifest.generations:
+        num_per_n += _check_generation(folder, manifest, generation, int(num_per_n.sum()))
     found = {n: int(num_per_n[n]) for n in range(2, manifest.max_n + 1)}
     require_equal(f"{folder}: f-grams per n", found, manifest.num_fgrams_per_n, "rebuild it")
     _check_index(folder, manifest)
+    if manifest.ranks is not None:
+        ranks_S = np.sort(map_ranks(folder, manifest.ranks))
+        if not np.array_equal(ranks_S, np.arange(manifest.num_fgrams)):
+            raise ArtifactError(f"{folder}/{manifest.ranks.name}: not one rank per f-gram")
     return manifest
 
 
-def _check_rows(fgrams: NGrams, manifest: FgramsManifest, first_id: int, where: str) -> None:
+def _check_generation(
+    folder: str, manifest: FgramsManifest, generation: Generation, first_id: int
+) -> np.ndarray:
+    """Check the rows from `first_id` on; how many f-grams of each length they are."""
+    num_per_n = np.zeros(manifest.max_n + 1, np.int64)
+    last_ranked = generation.num_fgrams - generation.num_included
+    last_row: NGrams | None = None
+    last_id = generation.num_fgrams
+    for rows in iter_rows(folder, manifest.shards, first_id=first_id, last_id=last_id):
+        fgrams, where = ngrams_of(rows), f"{folder}: f-grams from {first_id} on"
+        if not np.array_equal(rows.column("fgram_id"), first_id + np.arange(rows.num_rows)):
+            raise ArtifactError(f"{folder}: fgram_id is not the row number behind row {first_id}")
+        _check_rows(fgrams, manifest, max(last_ranked - first_id, 0), where)
+        _check_order(fgrams, last_row, where)
+        num_per_n += np.bincount(fgrams.n_M, minlength=manifest.max_n + 1)
+        last_row = NGrams(*(column[-1:] for column in fgrams))
+        first_id += rows.num_rows
+    return num_per_n
+
+
+def _check_rows(fgrams: NGrams, manifest: FgramsManifest, num_ranked: int, where: str) -> None:
+    """`num_ranked`: of the rows, the first ones, that are not there on request alone."""
     tokens_MK, n_M, counts_M = fgrams
-    num_ranked = manifest.num_fgrams - manifest.num_included
-    counts_M = counts_M[: max(num_ranked - first_id, 0)]
+    counts_M = counts_M[:num_ranked]
     if tokens_MK.shape[1] != manifest.max_n or n_M.min() < 2 or n_M.max() > manifest.max_n:
         raise ArtifactError(f"{where}: n outside 2 to max_n={manifest.max_n}")
     if counts_M.size and counts_M.min() < manifest.min_count:

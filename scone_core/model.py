@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers import AutoConfig, PreTrainedModel
 
 from scone_core import storage
-from scone_core.artifacts import CheckpointManifest, FgramsManifest, load_manifest, require_equal
+from scone_core.artifacts import CheckpointManifest, FgramsManifest, load_manifest
 from scone_core.decoders import build_fgram_body, load_causal_lm
 from scone_core.fgram_model import FgramModel, FgramModelConfig
 from scone_core.forest import BatchForest, Forest
@@ -162,19 +162,14 @@ class SconeLM(nn.Module):
         """The model of a checkpoint/v1 artifact, ready to evaluate.
 
         Args:
-            fgrams: where given, they must be those of the training.
+            fgrams: where given, they must be those of the training, or have grown from them.
 
         Raises:
             ArtifactError: no such artifact, other f-grams, or weights that do not fit.
         """
         manifest = load_manifest(CheckpointManifest, folder)
         if fgrams is not None:
-            require_equal(
-                f"{folder}: fgrams_fingerprint",
-                fgrams.fingerprint,
-                manifest.fgrams_fingerprint,
-                "use the f-grams that this checkpoint was trained with",
-            )
+            manifest.require_fgrams(fgrams, f"{folder}: fgrams")
         local = storage.local_folder(
             folder,
             [shard.name for shard in manifest.shards],

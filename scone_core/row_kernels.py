@@ -62,31 +62,36 @@ def locate(
     first_ids: np.ndarray,
     bases: np.ndarray,
     limits: tuple[int, int, int, int],
+    ranks: np.ndarray,
     addresses_M: np.ndarray,
 ) -> tuple[int, int, int]:
     """The address of every row's bytes; shard s begins at address `bases[s]` with id
     `first_ids[s]`.
 
     Args:
-        limits: number of rows, bytes of a row, end of the hot ids, begin of the cold ids.
+        limits: end of the ids, bytes of a row, end of the hot ranks, begin of the cold ranks.
+        ranks: uint32, the rank of every id; empty where ids are ranks.
 
     Returns:
         The position of the first id without a row, or -1; the numbers of hot and of cold ids.
     """
-    num_rows, row_bytes, hot_end, cold_begin = limits
-    last = len(first_ids) - 1
-    step = first_ids[1] if last > 0 else np.int64(num_rows)
+    end, row_bytes, hot_end, cold_begin = limits
+    begin, last = first_ids[0], len(first_ids) - 1
+    step = first_ids[1] - begin if last > 0 else np.int64(end)
     num_hot = num_cold = 0
     for m in range(len(ids_M)):
         row = ids_M[m]
-        if row < 0 or row >= num_rows:
+        if row < begin or row >= end:
             return m, num_hot, num_cold
-        shard = min(row // step, last)  # right at once when all shards but the last have one size
+        shard = min(
+            (row - begin) // step, last
+        )  # right at once when all shards but the last have one size
         if row < first_ids[shard] or (shard < last and row >= first_ids[shard + 1]):
             shard = np.searchsorted(first_ids, row, side="right") - 1
         addresses_M[m] = bases[shard] + (row - first_ids[shard]) * row_bytes
-        num_hot += row < hot_end
-        num_cold += row >= cold_begin
+        rank = row if len(ranks) == 0 else np.int64(ranks[row])
+        num_hot += int(rank < hot_end)
+        num_cold += int(rank >= cold_begin)
     return -1, num_hot, num_cold
 
 

@@ -101,16 +101,25 @@ class SconeSection(Frozen):
         self._require(self.fgrams, manifest, fingerprint=self.fgrams_fingerprint)
         return index
 
-    def open_table(self, tiers: Tiers = ALL_MAPPED) -> EmbeddingTable:
-        """The rows, which live where `tiers` says.
+    def open_table(self, tiers: Tiers = ALL_MAPPED, shards: range | None = None) -> EmbeddingTable:
+        """The rows (of some of the shards), which live where `tiers` says.
 
         Raises:
             ArtifactError: missing, damaged, or another table than the model was exported with.
             ValueError: `tiers` cannot be had on this machine.
         """
-        table = EmbeddingTable.open(self.table, tiers=tiers)
-        self._require(self.table, table.manifest, fingerprint=self.table_fingerprint)
-        return table
+        self.table_manifest()
+        return EmbeddingTable.open(self.table, tiers=tiers, shards=shards)
+
+    def table_manifest(self) -> EmbeddingsManifest:
+        """What the table is, its shards unopened.
+
+        Raises:
+            ArtifactError: missing, or another table than the model was exported with.
+        """
+        manifest = artifacts.load_manifest(EmbeddingsManifest, self.table)
+        self._require(self.table, manifest, fingerprint=self.table_fingerprint)
+        return manifest
 
     def _require(
         self, folder: str, manifest: FgramsManifest | EmbeddingsManifest, *, fingerprint: str

@@ -113,6 +113,20 @@ def write_bytes(path: str, data: bytes) -> tuple[int, str]:
     return write_atomic(path, write)
 
 
+def copy_file(source: str, target: str) -> None:
+    """Publish the bytes of `source` as `target`: a second name of the same file where one disk
+    holds both (what is published is never written again), else a copy.
+    """
+    if is_local(source) and is_local(target):
+        try:
+            _link(Path(resolve(source)[1]), Path(resolve(target)[1]))
+            return
+        except OSError:  # another disk, or a filesystem without links
+            pass
+    filesystem, inner = resolve(source)
+    write_unhashed(target, lambda file: _download(filesystem, inner, file))
+
+
 def remove(path: str) -> None:
     """Delete one file; nothing happens when it is already gone."""
     filesystem, inner = resolve(path)
@@ -227,6 +241,17 @@ def _fetch(
 def _download(filesystem: pafs.FileSystem, inner: str, file: Path) -> None:
     with filesystem.open_input_stream(inner, compression=None) as source, open(file, "wb") as sink:
         shutil.copyfileobj(source, sink, _CHUNK_BYTES)
+
+
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        os.link(source, temporary)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)  # replacing a name of the same file leaves it
+    _sync_folder(target.parent)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -24,6 +24,7 @@ from scone_core.artifacts import (
 )
 from scone_core.cold_rows import ColdFile, open_reader
 from scone_core.lookup_statistics import LookupStatistics
+from scone_core.ranks import map_ranks
 from scone_core.row_formats import (
     NUMPY_OF,
     STORAGE,
@@ -33,7 +34,7 @@ from scone_core.row_formats import (
     table_rows,
 )
 from scone_core.row_kernels import CACHE_LINE, copy_rows, decode_rows, decode_rows_bf16, locate
-from scone_core.tiers import ALL_MAPPED, Tiers, expect_random_reads, lock_rows
+from scone_core.tiers import ALL_MAPPED, Tiers, expect_random_reads, hot_extents, lock_rows
 
 NEVER = 1 << 62
 """The first cold id of a table without cold rows."""
@@ -61,20 +62,31 @@ class MappedShard:
     """Bytes of the file before the first row."""
 
     @property
+    def last_id(self) -> int:
+        """One behind its last row."""
+        return self.first_id + len(self.rows_NC)
+
+    @property
     def address(self) -> int:
         return self.rows_NC.ctypes.data
 
 
 class EmbeddingTable:
-    """All rows of an embeddings/v1 artifact, mapped; processes of a node share one copy.
+    """The rows of an embeddings/v1 artifact, or of some of its shards, mapped; processes of a node
+    share one copy.
 
     Safe to share between threads: lookups of rows in memory run beside each other, those with cold
     rows one after the other.
     """
 
     def __init__(
-        self, manifest: EmbeddingsManifest, shards: list[MappedShard], tiers: Tiers
+        self,
+        manifest: EmbeddingsManifest,
+        shards: list[MappedShard],
+        tiers: Tiers,
+        ranks_S: np.ndarray,
     ) -> None:
+        """`ranks_S`: uint32, the rank of every id; empty where ids are ranks."""
         self.manifest = manifest
         self.num_rows = manifest.num_rows
         self.width = manifest.width
@@ -89,7 +101,9 @@ class EmbeddingTable:
         self._addresses = np.array([shard.address for shard in shards], np.int64)
         self._first_ids = np.array([shard.first_id for shard in shards], np.int64)
         self._cold_from = NEVER if tiers.cold_from is None else tiers.cold_from
-        self._limits = (self.num_rows, self._row_bytes, tiers.hot_rows, self._cold_from)
+        self.ids = range(shards[0].first_id, shards[-1].last_id)
+        self._ranks = ranks_S
+        self._limits = (self.ids.stop, self._row_bytes, tiers.hot_rows, self._cold_from)
         self._settle(tiers)
 
     @classmethod
@@ -99,6 +113,7 @@ class EmbeddingTable:
         *,
         expected: Mapping[str, object] | None = None,
         tiers: Tiers = ALL_MAPPED,
+        shards: range | None = None,
     ) -> "EmbeddingTable":
         """Map the table in `folder`, after checking its files' sizes (not what is in them:
         `verify_shards` does).
@@ -107,6 +122,7 @@ class EmbeddingTable:
             folder: folder or URI of an embeddings/v1 artifact.
             expected: manifest fields the reader depends on, e.g. `{"fgrams_fingerprint": ...}`.
             tiers: where its rows live.
+            shards: numbers of the shards to map; by default all. Others have no rows here.
 
         Raises:
             ArtifactError: missing, damaged, incomplete, or a field differs from `expected`.
@@ -121,7 +137,10 @@ class EmbeddingTable:
                 "use the table that was precomputed from this model and these f-grams",
             )
         _require_all_ids(folder, manifest)
-        return cls(manifest, [_map(folder, manifest, shard) for shard in manifest.shards], tiers)
+        chosen = range(len(manifest.shards)) if shards is None else shards
+        mapped = [_map(folder, manifest, manifest.shards[number]) for number in chosen]
+        ranks_S = _NO_RANKS if manifest.ranks is None else map_ranks(folder, manifest.ranks)
+        return cls(manifest, mapped, tiers, ranks_S)
 
     @property
     def vector_dtype(self) -> np.dtype:
@@ -136,7 +155,7 @@ class EmbeddingTable:
         """Row `ids_M[m]` becomes `out_MD[m]`, dequantised where the table is.
 
         Args:
-            ids_M: int64, each in [0, num_rows).
+            ids_M: int64, each in `ids`.
             out_MD: C-contiguous float32, float16 or uint16 (the bits of bfloat16). `vector_dtype`
                 is written directly, and float32 from quantised rows; the rest takes one more pass.
                 `empty(M)` gives a fast one, `as_array` makes one of a pinned tensor.
@@ -187,27 +206,30 @@ class EmbeddingTable:
 
     def _settle(self, tiers: Tiers) -> None:
         """Lock the hot rows, and get ready to read the cold ones."""
+        hot = [(0, tiers.hot_rows)]
+        first_cold, files = self._cold_from, []
+        if len(self._ranks):
+            hot = hot_extents(self._ranks, tiers.hot_rows).tolist()
+            first_cold = NEVER if tiers.cold_from is None else 0  # any id may have a cold rank
         for shard in self._shards:
-            last_id = shard.first_id + len(shard.rows_NC)
-            if shard.first_id < tiers.hot_rows:
-                lock_rows(shard.rows_NC[: tiers.hot_rows - shard.first_id])
-            if last_id > self._cold_from:
-                expect_random_reads(shard.rows_NC[max(self._cold_from - shard.first_id, 0) :])
-        files = [
-            ColdFile(shard.path, shard.first_id, shard.offset, shard.address)
-            for shard in self._shards
-            if shard.first_id + len(shard.rows_NC) > self._cold_from
-        ]
+            for first_id, last_id in hot:
+                part = slice(max(first_id - shard.first_id, 0), max(last_id - shard.first_id, 0))
+                if len(rows_NC := shard.rows_NC[part]):
+                    lock_rows(rows_NC)
+            if shard.last_id > first_cold:
+                expect_random_reads(shard.rows_NC[max(first_cold - shard.first_id, 0) :])
+                files.append(ColdFile(shard.path, shard.first_id, shard.offset, shard.address))
         self._reader = open_reader(files, self._row_bytes, tiers) if files else None
 
     def _locate(self, ids_M: np.ndarray, addresses_M: np.ndarray) -> tuple[int, int]:
         """Fill `addresses_M` with where the rows are mapped; the numbers of hot and cold ones."""
         bad, num_hot, num_cold = locate(
-            ids_M, self._first_ids, self._addresses, self._limits, addresses_M
+            ids_M, self._first_ids, self._addresses, self._limits, self._ranks, addresses_M
         )
         if bad >= 0:
             raise ValueError(
-                f"f-gram id {ids_M[bad]} has no row: the table holds ids 0..{self.num_rows - 1}; "
+                f"f-gram id {ids_M[bad]} has no row: the table holds ids {self.ids.start}.."
+                f"{self.ids.stop - 1}; "
                 "match with the f-gram set it was precomputed for"
             )
         return num_hot, num_cold
@@ -221,7 +243,8 @@ class EmbeddingTable:
         with self._reader.lock:
             for first in range(0, len(ids_M), self._reader.capacity):
                 part = slice(first, first + self._reader.capacity)
-                cold_P = np.flatnonzero(ids_M[part] >= self._cold_from)
+                ranks_P = self._ranks[ids_M[part]] if len(self._ranks) else ids_M[part]
+                cold_P = np.flatnonzero(ranks_P >= self._cold_from)
                 ids_U, place_P = np.unique(ids_M[part][cold_P], return_inverse=True)
                 if len(ids_U):
                     addresses_M[part][cold_P] = self._reader.fetch(ids_U)[place_P]
@@ -241,6 +264,7 @@ class EmbeddingTable:
 
 _FLOAT32 = np.dtype(np.float32)
 _NO_VALUES = np.empty(0, np.float32)
+_NO_RANKS = np.empty(0, np.uint32)
 
 
 def _require_all_ids(folder: str, manifest: EmbeddingsManifest) -> None:

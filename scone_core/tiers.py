@@ -1,4 +1,7 @@
-"""Where the rows of an open table live, by rank: locked in memory, mapped, or read from disk."""
+"""Where the rows of an open table live, by rank: locked in memory, mapped, or read from disk.
+
+Shapes: E extents, N rows of one shard, C columns of a stored row, S f-grams.
+"""
 
 import ctypes
 import mmap
@@ -14,17 +17,17 @@ PAGE = mmap.PAGESIZE
 
 
 class Tiers(Frozen):
-    """Ids are ranks, so a tier is a range of ids. By default every row is mapped and none locked:
-    right for a table that fits the memory its node has to spare.
+    """A tier is a range of ranks, which are the ids of f-grams until a table grows. By default all
+    rows are mapped and none locked: right for a table that fits the memory its node has to spare.
     """
 
     hot_rows: int = Field(default=0, ge=0)
     """The most frequent rows, read when the table is opened and locked in memory."""
     cold_from: int | None = Field(default=None, ge=0)
-    """First id whose row is read from disk at every lookup; None: no row is."""
+    """First rank whose row is read from disk at every lookup; None: no row is."""
     io: Literal["mmap", "direct"] = "direct"
     """How cold rows are read. direct: io_uring past the page cache, which leaves the other tiers in
-    memory (needs `liburing`). mmap: the kernel is told of a batch's pages before they are touched
+    memory. mmap: the kernel is told of a batch's pages before they are touched
     (MADV_WILLNEED). 4,096-byte rows, batch 256 / 4,096: 18 / 14 us a row and 20 / 18; one page
     fault after the other takes 81.
     """
@@ -42,6 +45,23 @@ class Tiers(Frozen):
 
 
 ALL_MAPPED = Tiers()
+MAX_EXTENTS = 4096
+"""Ranges of a table that are locked one by one: the kernel keeps a record of each (65,530 mappings
+of a process by default)."""
+
+
+def hot_extents(ranks_S: np.ndarray, hot_rows: int) -> np.ndarray:
+    """Ranges of ids that hold the hot rows, int64 [E, 2] with ends excluded, E <= MAX_EXTENTS: the
+    smallest gaps between hot ids are locked with them where there would be more.
+    """
+    ids_H = np.flatnonzero(ranks_S < hot_rows)
+    if not len(ids_H):
+        return np.empty((0, 2), np.int64)
+    gaps_H = np.diff(ids_H)
+    largest = np.sort(np.argsort(gaps_H, kind="stable")[-(MAX_EXTENTS - 1) :])
+    cuts = largest[gaps_H[largest] > 1]
+    firsts = ids_H[np.concatenate([[0], cuts + 1])]
+    return np.stack([firsts, ids_H[np.concatenate([cuts, [len(ids_H) - 1]])] + 1], axis=1)
 
 
 def lock_rows(rows_NC: np.ndarray) -> None:

@@ -22,7 +22,7 @@ from ray_jobs.train_worker import Worker
 ENVIRONMENT = {
     "DS_ACCELERATOR": "cpu",
     "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin would keep the other rank from working
-    "CC": "false",  # no compiler is needed (case 48)
+    "CC": "false",  # no compiler is needed (deepspeedai/DeepSpeed#5677)
     "CXX": "false",
 }
 

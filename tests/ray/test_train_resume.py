@@ -116,7 +116,9 @@ def losses(folder: Path, name: str) -> dict[float, float]:
 def test_resumed_training_is_bit_equal_to_the_uninterrupted_one(
     uninterrupted: Path, resumed: Path, name: str
 ) -> None:
-    """Cases 38, 39, 43: weights, losses and held-out perplexities, at 2 threads."""
+    """Weights, losses and held-out perplexities, at 2 threads; states are saved in the middle of
+    an epoch (allenai/allennlp#4693) and loaded by the pinned torch (deepspeedai/DeepSpeed#8500).
+    """
     assert load(resumed, name)["first_step"] == 4
     assert losses(resumed, name) == losses(uninterrupted, name)
     before, after = (torch.load(run / f"{name}.pt") for run in (uninterrupted, resumed))
@@ -128,7 +130,7 @@ def test_resumed_training_is_bit_equal_to_the_uninterrupted_one(
 def test_learning_rate_and_data_go_on_where_they_were(
     uninterrupted: Path, resumed: Path, name: str
 ) -> None:
-    """Case 43."""
+    """ray-project/ray#46814: the log said restored, and training began at epoch 1."""
     whole, parts = (load(run, name)["reports"] for run in (uninterrupted, resumed))
     for metric in ("step", "learning_rate", "hit_rate", "validation_perplexity"):
         assert [report.get(metric) for report in whole] == [r.get(metric) for r in parts]
@@ -140,7 +142,7 @@ def test_learning_rate_and_data_go_on_where_they_were(
 def test_training_goes_on_on_another_number_of_ranks(
     uninterrupted: Path, resumed_alone: Path, resumed_twice: Path, name: str
 ) -> None:
-    """Case 37: 2 to 1, then 1 to 2."""
+    """deepspeedai/DeepSpeed#2898, #3810: 2 to 1, then 1 to 2."""
     expected = losses(uninterrupted, name)
     assert load(resumed_alone, name)["first_step"] == 4
     assert load(resumed_twice, name)["first_step"] == 6

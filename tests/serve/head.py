@@ -3,19 +3,15 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import yaml
 
-DEADLINE_S = 400
+from tests.processes import free_port, kill_group, script, wait_until
 
 
 class Head:
@@ -80,28 +76,3 @@ class Head:
             return httpx.get(f"{self.address}/api/version").is_success
         except httpx.TransportError:
             return False
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.5)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def script(name: str) -> str:
-    """A command of the environment that runs the tests."""
-    return str(Path(sys.executable).with_name(name))
-
-
-def kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass

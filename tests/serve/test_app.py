@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from tests.corpora import text_of
-from tests.serve.head import Head, free_port
+from tests.processes import free_port
+from tests.serve.head import Head
 from tests.served_models import MAX_LENGTH, VOCAB, Agreement, Reference
 
 SERVE_YAML = Path(__file__).parents[2] / "cluster" / "serve.yaml"

@@ -17,7 +17,6 @@ from scone_core.evaluation import (
     Score,
     embed_from_table,
     embed_on_the_fly,
-    evaluate,
     evaluate_documents,
     num_windows,
     read_sources,
@@ -51,18 +50,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def score_all(folder: Path, model: SconeLM, *, length: int, parts: int, batch_size: int) -> Score:
     stream = TokenStream.open(str(folder / "tokens"))
     embed = partial(embed_on_the_fly, model=model, matcher=FGramIndex.open(str(folder / "fgrams")))
-    scores = [
-        evaluate(
+    sums = [
+        evaluate_documents(
             model.main_model,
             embed,
             stream,
-            windows=range(part, num_windows(stream, length), parts),
+            windows=np.arange(part, num_windows(stream, length), parts),
             sequence_length=length,
             batch_size=batch_size,
         )
         for part in range(parts)
     ]
-    return sum(scores, start=Score())
+    return DocumentSums.join(sums).total()
 
 
 def test_every_token_is_scored_once_however_the_work_is_cut(folder):
