@@ -50,15 +50,17 @@ MAX_EXTENTS = 4096
 of a process by default)."""
 
 
-def hot_extents(ranks_S: np.ndarray, hot_rows: int) -> np.ndarray:
-    """Ranges of ids that hold the hot rows, int64 [E, 2] with ends excluded, E <= MAX_EXTENTS: the
+def hot_extents(
+    ranks_S: np.ndarray, hot_rows: int, *, max_extents: int = MAX_EXTENTS
+) -> np.ndarray:
+    """Ranges of ids that hold the hot rows, int64 [E, 2] with ends excluded, E <= max_extents: the
     smallest gaps between hot ids are locked with them where there would be more.
     """
     ids_H = np.flatnonzero(ranks_S < hot_rows)
     if not len(ids_H):
         return np.empty((0, 2), np.int64)
     gaps_H = np.diff(ids_H)
-    largest = np.sort(np.argsort(gaps_H, kind="stable")[-(MAX_EXTENTS - 1) :])
+    largest = np.sort(np.argsort(gaps_H, kind="stable")[max(len(gaps_H) - max_extents + 1, 0) :])
     cuts = largest[gaps_H[largest] > 1]
     firsts = ids_H[np.concatenate([[0], cuts + 1])]
     return np.stack([firsts, ids_H[np.concatenate([cuts, [len(ids_H) - 1]])] + 1], axis=1)

@@ -67,6 +67,7 @@ def publish_fgrams(folder: str, grams: Grams, *, max_n: int = 5) -> FgramsManife
         storage.join(folder, INDEX), [(tokens_SK, n_S)], num_fgrams=len(grams), vocab_size=VOCAB
     )
     index = Shard(name=INDEX, num_rows=len(grams), num_bytes=num_bytes, sha256=sha256)
+    storage.write_bytes(storage.join(folder, "tokenizer.json"), word_tokenizer(VOCAB))
     manifest = FgramsManifest(
         fingerprint=sha256,
         config={},

@@ -7,13 +7,19 @@ import torch
 
 from scone_core import artifacts
 from scone_core.artifacts import EmbeddingsManifest, RowFormat, Shard
+from scone_core.ranks import write_ranks
 from scone_core.row_formats import STORAGE, embedding_batch, to_storage, width_of
 
 
 def publish_rows(
-    folder: Path, rows_SC: np.ndarray, *, row_format: RowFormat, rows_per_shard: int
+    folder: Path,
+    rows_SC: np.ndarray,
+    *,
+    row_format: RowFormat,
+    rows_per_shard: int,
+    ids_by_rank_S: np.ndarray | None = None,
 ) -> str:
-    """A table of stored rows; its folder."""
+    """A table of stored rows, by default with ids that are ranks; its folder."""
     shards: list[Shard] = []
     for first in range(0, len(rows_SC), rows_per_shard):
         batch = embedding_batch(rows_SC[first : first + rows_per_shard], row_format)
@@ -33,13 +39,21 @@ def publish_rows(
         width=width,
         row_format=row_format,
         bytes_per_row=STORAGE[row_format].num_bytes(width),
+        ranks=None
+        if ids_by_rank_S is None
+        else write_ranks(str(folder), ids_by_rank_S, len(rows_SC)),
     )
     artifacts.publish(str(folder), manifest)
     return str(folder)
 
 
 def publish_vectors(
-    folder: Path, vectors_SD: torch.Tensor, *, row_format: RowFormat, rows_per_shard: int = 1 << 20
+    folder: Path,
+    vectors_SD: torch.Tensor,
+    *,
+    row_format: RowFormat,
+    rows_per_shard: int = 1 << 20,
+    ids_by_rank_S: np.ndarray | None = None,
 ) -> str:
     """A table of float32 vectors, rounded to `row_format`; its folder."""
     return publish_rows(
@@ -47,6 +61,7 @@ def publish_vectors(
         to_storage(vectors_SD, row_format),
         row_format=row_format,
         rows_per_shard=rows_per_shard,
+        ids_by_rank_S=ids_by_rank_S,
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 import ray
 import torch
 
-from ray_jobs.lookup import ActorLookup, LocalLookup, node_actor, open_lookup
+from ray_jobs.lookup import ActorLookup, LocalLookup, NodesLookup, node_actor, open_lookup
 from scone_core.artifacts import RowFormat
 from scone_core.served_folder import SconeSection
 from scone_core.tiers import Tiers
@@ -64,7 +64,17 @@ def test_a_lookup_outlives_the_actor_it_asks(section: SconeSection) -> None:
     assert torch.equal(lookup.rows(np.arange(10)).view(torch.int16), before.view(torch.int16))
 
 
-def test_an_id_without_a_row_is_refused_by_both(section: SconeSection) -> None:
-    for placement in ("local", "actor"):
+def test_owners_of_parts_give_the_rows_of_the_whole(section: SconeSection) -> None:
+    """Also after one of them has died."""
+    lookup, local = NodesLookup(section, num_owners=2), LocalLookup(section)
+    ids_M = np.random.default_rng(3).integers(0, 3000, 500)
+    expected_MD = local.rows(ids_M).view(torch.int16)
+    assert torch.equal(lookup.rows(ids_M).view(torch.int16), expected_MD)
+    ray.kill(ray.get_actor(f"lookup {section.table_fingerprint[:16]} part 2 of 2", "scone"))
+    assert torch.equal(lookup.rows(ids_M).view(torch.int16), expected_MD)
+
+
+def test_an_id_without_a_row_is_refused_by_all(section: SconeSection) -> None:
+    for placement in ("local", "actor", "nodes"):
         with pytest.raises(ValueError, match="f-gram id 4000000 has no row"):
             open_lookup(section, placement).rows(np.array([4_000_000]))

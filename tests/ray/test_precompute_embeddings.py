@@ -6,10 +6,17 @@ import numpy as np
 import pytest
 import torch
 
+from ray_jobs import grow_fgrams
+from ray_jobs.grow_fgrams import GrowConfig
 from ray_jobs.precompute_embeddings import PrecomputeConfig, run
 from ray_jobs.runtime import Cluster
 from scone_core import artifacts
-from scone_core.artifacts import ArtifactError, EmbeddingsManifest
+from scone_core.artifacts import (
+    ArtifactError,
+    EmbeddingsManifest,
+    FgramsManifest,
+    load_manifest,
+)
 from scone_core.decoders import DecoderConfig
 from scone_core.evaluation import embed_from_table, embed_on_the_fly
 from scone_core.fgram_index import FGramIndex
@@ -18,6 +25,7 @@ from scone_core.forest import build_forest
 from scone_core.model import SconeLM
 from scone_core.table import EmbeddingTable
 from scone_core.table_check import check_table
+from scone_core.tiers import Tiers
 from tests.served_models import (
     VOCAB,
     publish_checkpoint,
@@ -148,6 +156,53 @@ def test_logits_from_the_table_are_logits_on_the_fly(inputs: Path, table: Path) 
         model.main_model(inputs_embeds=inputs.embeddings_BTD).logits for inputs in (fly, looked_up)
     ]
     torch.testing.assert_close(*logits, rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_grown_table_keeps_its_shards_and_adds_the_rows_of_new_f_grams(
+    inputs: Path, table: Path, tmp_path: Path
+) -> None:
+    grown = grow(inputs, tmp_path)
+    config = config_for(inputs, tmp_path / "table", fgrams=str(grown))
+    manifest = run(config.replace(grow=str(table)))
+    before, after = snapshot(table), snapshot(tmp_path / "table")
+    shards = [name for name in before if name.endswith(".arrow")]
+    assert {name: after[name] for name in shards} == {name: before[name] for name in shards}
+    assert manifest.num_rows == load_manifest(FgramsManifest, str(grown)).num_fgrams
+    model, rows = SconeLM.load(config.checkpoint), EmbeddingTable.open(config.out)
+    fgrams = read_fgrams(str(grown))
+    for row in range(0, rows.num_rows, 97):
+        expected_D = alone(model, fgrams.tokens_MK[row, : fgrams.n_M[row]])
+        torch.testing.assert_close(
+            rows.vectors(np.array([row]))[0], expected_D, rtol=2e-5, atol=2e-5
+        )
+    check = check_table(config.out, checkpoint=config.checkpoint, fgrams=str(grown), num_rows=300)
+    assert check.num_rows == 300
+    readers = EmbeddingTable.open(config.out, tiers=Tiers(hot_rows=50, cold_from=900, io="mmap"))
+    ids_M = np.arange(rows.num_rows)
+    assert readers.vectors(ids_M).equal(rows.vectors(ids_M))
+
+
+def test_only_a_table_of_an_earlier_generation_grows(
+    inputs: Path, table: Path, tmp_path: Path
+) -> None:
+    grown = grow(inputs, tmp_path)
+    config = config_for(inputs, tmp_path / "table", fgrams=str(grown), grow=str(table))
+    with pytest.raises(ArtifactError, match="row_format: found 'fp32', expected 'int8'"):
+        run(config.replace(rows="int8"))
+    with pytest.raises(ArtifactError, match="no earlier generation"):
+        run(config.replace(fgrams=str(inputs / "fgrams")))
+    assert not (tmp_path / "table").exists()
+
+
+def grow(inputs: Path, folder: Path) -> Path:
+    """The f-grams of `inputs` with those of another count behind them."""
+    publish_fgrams(str(folder / "counted"), random_fgrams(per_length=150, seed=9))
+    grown = folder / "grown"
+    grow_fgrams.run(
+        GrowConfig(fgrams=str(inputs / "fgrams"), counted=str(folder / "counted"), out=str(grown))
+    )
+    return grown
 
 
 def test_other_f_grams_than_those_of_the_training_are_refused(inputs: Path, tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scone_core.artifacts import ArtifactError, RowFormat
 from scone_core.row_formats import STORAGE
 from scone_core.table import EmbeddingTable
-from scone_core.tiers import Tiers
+from scone_core.tiers import MAX_EXTENTS, Tiers, hot_extents
 from scone_core.uring import Ring
 from tests.tables import publish_vectors, random_vectors
 
@@ -143,6 +145,41 @@ def test_hot_rows_are_locked_in_memory(tmp_path: Path) -> None:
 def locked_kb() -> int:
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").open())
     return int(status["VmLck"].split()[0])
+
+
+@pytest.mark.parametrize("io", IO)
+def test_tiers_of_a_grown_table_follow_its_ranks(tmp_path: Path, io: str) -> None:
+    ids_by_rank = np.random.default_rng(1).permutation(NUM_ROWS)
+    vectors_SD = random_vectors(NUM_ROWS, WIDTH)
+    folder = publish_vectors(
+        tmp_path, vectors_SD, row_format="bf16", rows_per_shard=256, ids_by_rank_S=ids_by_rank
+    )
+    table = EmbeddingTable.open(folder, tiers=tiers(io))
+    ranks_M = np.array([0, 99, 100, 299, 300, 301, 699, 301])
+    rows = table.vectors(ids_by_rank[ranks_M])
+    assert rows.equal(EmbeddingTable.open(folder).vectors(ids_by_rank[ranks_M]))
+    assert rows.equal(vectors_SD[ids_by_rank[ranks_M]].bfloat16())
+    report = table.statistics.report()
+    assert (report.num_rows, report.num_hot, report.num_cold, report.num_reads) == (8, 2, 4, 3)
+
+
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=300).map(np.cumsum), st.integers(0, 1 << 31)
+)
+def test_few_extents_hold_all_hot_rows(gaps: np.ndarray, seed: int) -> None:
+    """At most MAX_EXTENTS, and no larger than that needs."""
+    ranks_S = np.full(int(gaps[-1]) + 20, 1 << 31, np.uint32)
+    ranks_S[gaps] = np.random.default_rng(seed).permutation(len(gaps))
+    extents = hot_extents(ranks_S, len(gaps))
+    covered = np.concatenate([np.arange(*extent) for extent in extents])
+    assert (np.diff(covered) > 0).all()
+    assert np.array_equal(covered, gaps) or len(gaps) > MAX_EXTENTS
+    limited = hot_extents(ranks_S, len(gaps), max_extents=3)
+    assert len(limited) <= 3
+    covered = np.concatenate([np.arange(*extent) for extent in limited])
+    assert np.isin(gaps, covered).all()
+    between = np.sort(np.diff(gaps) - 1)
+    assert len(covered) - len(gaps) == between[: max(len(gaps) - 3, 0)].sum()
 
 
 def test_a_row_cannot_be_hot_and_cold() -> None:
