@@ -25,7 +25,7 @@ from benchmarks.bench_train import LAYERS, THREADS, TOLERANCE, WIDTH, awaken, co
 from benchmarks.count_corpora import SHARED
 from benchmarks.rounds import Metrics, interleaved_medians
 from benchmarks.train_corpus import TrainingData
-from ray_jobs.precompute_embeddings import PrecomputeConfig, embed_fgrams
+from ray_jobs.precompute_embeddings import PrecomputeConfig
 from ray_jobs.train_worker import build_model
 from scone_core.allocator import keep_freed_memory
 from scone_core.batches import TokenStream
@@ -34,6 +34,7 @@ from scone_core.fgrams import depth_first_order, read_fgrams
 from scone_core.forest import build_forest
 from scone_core.forest_attention import ATTENTION
 from scone_core.model import SconeLM
+from scone_core.table_build import embed_fgrams
 
 ROUNDS = 7
 FGRAMS_PER_FOREST: int = PrecomputeConfig.model_fields["fgrams_per_forest"].default

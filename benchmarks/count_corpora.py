@@ -12,11 +12,11 @@ from scone_core import storage
 from scone_core.artifacts import (
     TokensManifest,
     load_manifest,
-    map_documents,
     publish,
     write_shard,
 )
 from scone_core.ngrams import Piece
+from scone_core.token_shards import map_documents
 
 SHARED = Path(__file__).parents[2] / "shared" / "corpus"
 MILLION = 1_000_000
@@ -53,7 +53,7 @@ def prepare(folder: Path) -> dict[str, str]:
 
 def join(folder: str, manifest: TokensManifest) -> tuple[np.ndarray, np.ndarray]:
     """All tokens of an artifact and the boundaries of its documents."""
-    shards = [map_documents(folder, manifest, shard) for shard in manifest.shards]
+    shards = [map_documents(folder, shard) for shard in manifest.shards]
     lengths = np.concatenate([np.diff(offsets) for _, offsets in shards])
     return np.concatenate([tokens for tokens, _ in shards]), np.cumsum([0, *lengths])
 

@@ -28,6 +28,7 @@ from scone_core import artifacts
 from scone_core.artifacts import Manifest, TokensManifest
 from scone_core.config import InputPath
 from scone_core.served_folder import ServedManifest
+from scone_core.token_shards import map_documents
 
 APPLICATION = "decode"
 MODELS = ("scone", "baseline")
@@ -101,7 +102,7 @@ def run(config: DecodeConfig) -> DecodeManifest:
 
 def _prompts(config: DecodeConfig) -> list[list[int]]:
     manifest = artifacts.load_manifest(TokensManifest, config.tokens)
-    tokens_L, _ = artifacts.map_documents(config.tokens, manifest, manifest.shards[0])
+    tokens_L, _ = map_documents(config.tokens, manifest.shards[0])
     needed = config.num_streams * config.prompt_length
     return np.resize(tokens_L, needed).reshape(config.num_streams, -1).tolist()
 

@@ -1,14 +1,7 @@
-"""checkpoint/v1 + fgrams/v1 -> embeddings/v1: run the f-gram model once over the forest of V_fgram.
-
-F-grams sorted by their tokens are the prefix forest in depth-first order. A block is a range of
-that order: a forest whose only foreign nodes are the ancestors of its first f-gram. Blocks spill
-their rows by f-gram id, shards collect ranges of ids, both as units with receipts.
-
-Shapes: S f-grams of one block or shard, K max_n, D width.
-"""
+"""checkpoint/v1 + fgrams/v1 -> embeddings/v1: the f-gram model's output for every f-gram."""
 
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import matplotlib.figure
 import mlflow
@@ -30,14 +23,9 @@ from scone_core.artifacts import (
     Shard,
 )
 from scone_core.config import InputPath, Resource, Role
-from scone_core.fgrams import depth_first_order, read_fgrams
-from scone_core.forest import build_forest
-from scone_core.model import SconeLM
-from scone_core.row_formats import STORAGE, embedding_batch, table_rows, to_storage, width_of
+from scone_core.row_formats import STORAGE, table_rows, width_of
 from scone_core.table import EmbeddingTable
-
-BLOCKS = "_blocks"
-"""Folder of the sorted f-grams and the spilled blocks; removed when every shard is published."""
+from scone_core.table_build import BlockWriter, BuildPlan, assemble_shard, sort_fgrams
 
 SAME_BITS_FOR_ANY_THREADS = {"MKL_CBWR": "AUTO,STRICT"}
 """Without it, MKL splits long dot products by thread count: a [333, 8192] x [8192, 64] product
@@ -83,24 +71,30 @@ def run(config: PrecomputeConfig) -> EmbeddingsManifest:
     connect(config.cluster)
     with stage_run(config, stage="precompute", fingerprint=common["fingerprint"]):
         shards = _take_over(config, fgrams, earlier)
-        new = NewRows(fgrams, first_id=earlier.num_rows if earlier else 0)
-        shards += _write_shards(config, new, num_before=len(shards))
+        plan = _plan(config, fgrams, earlier)
+        shards += _write_shards(config, plan)
         manifest = _manifest(config, fgrams, checkpoint, shards, common)
-        storage.remove_folder(storage.join(config.out, BLOCKS))
+        storage.remove_folder(plan.block_folder)
         artifacts.publish(config.out, manifest)
         _log(config, manifest)
     return manifest
 
 
-class NewRows(NamedTuple):
-    """The f-grams whose rows are to be computed."""
-
-    fgrams: FgramsManifest
-    first_id: int
-
-    @property
-    def num(self) -> int:
-        return self.fgrams.num_fgrams - self.first_id
+def _plan(
+    config: PrecomputeConfig, fgrams: FgramsManifest, earlier: EmbeddingsManifest | None
+) -> BuildPlan:
+    return BuildPlan(
+        checkpoint=config.checkpoint,
+        fgrams=config.fgrams,
+        out=config.out,
+        rows=config.rows,
+        first_id=earlier.num_rows if earlier else 0,
+        last_id=fgrams.num_fgrams,
+        num_shards_before=len(earlier.shards) if earlier else 0,
+        rows_per_shard=config.rows_per_shard,
+        fgrams_per_block=config.fgrams_per_block,
+        fgrams_per_forest=config.fgrams_per_forest,
+    )
 
 
 def _load_inputs(
@@ -145,61 +139,37 @@ def _take_over(
     return earlier.shards if earlier else ()
 
 
-def embed_fgrams(
-    model: SconeLM, tokens_SK: np.ndarray, n_S: np.ndarray, fgrams_per_forest: int
-) -> torch.Tensor:
-    """The vectors of f-grams in depth-first order, float32 [S, D] on the CPU."""
-    device = next(model.parameters()).device
-    parts = []
-    with torch.inference_mode():
-        for first in range(0, len(n_S), fgrams_per_forest):
-            part = slice(first, first + fgrams_per_forest)
-            forest = build_forest(tokens_SK[part], n_S[part]).to(device)
-            parts.append(model.fgram_vectors(forest)[forest.node_of_S].cpu())
-    return torch.cat(parts)
-
-
-def _write_shards(config: PrecomputeConfig, new: NewRows, *, num_before: int) -> tuple[Shard, ...]:
-    """Sort, compute blocks, assemble shards; blocks are not needed once every shard is there."""
-    num_shards = -(-new.num // config.rows_per_shard)
-    names = [f"embeddings-{num_before + n:06d}" for n in range(num_shards)]
+def _write_shards(config: PrecomputeConfig, plan: BuildPlan) -> tuple[Shard, ...]:
+    """Sort, compute blocks, assemble shards; no block is needed once every shard is there."""
     blocks: list[Shard] = []
-    if None in _receipts(config, names):
+    if None in _receipts(plan, plan.shard_names):
         (order,) = run_units(
             "precompute: sort",
             ["sorted"],
-            partial(_sort_fgrams, config=config, new=new),
-            folder=config.out,
+            lambda _: sort_fgrams(plan).model_dump(),
+            folder=plan.out,
         )
-        blocks = _write_blocks(config, new, Shard.model_validate(order))
+        blocks = _write_blocks(config, plan, Shard.model_validate(order))
     receipts = run_units(
         "precompute: assemble",
-        names,
-        partial(_assemble, names=names, config=config, new=new, blocks=blocks),
-        folder=config.out,
+        plan.shard_names,
+        partial(_assemble, plan, blocks),
+        folder=plan.out,
     )
     return tuple(Shard.model_validate(receipt) for receipt in receipts)
 
 
-def _sort_fgrams(_: int, *, config: PrecomputeConfig, new: NewRows) -> dict[str, Any]:
-    """Write the f-grams in depth-first order as one mapped file."""
-    fgram_set = read_fgrams(config.fgrams, first_id=new.first_id)
-    order_S = depth_first_order(fgram_set.tokens_MK, fgram_set.n_M)
-    tokens_SK, n_S = fgram_set.tokens_MK[order_S], fgram_set.n_M[order_S]
-    tokens = pa.FixedSizeListArray.from_arrays(tokens_SK.reshape(-1), new.fgrams.max_n)
-    batch = pa.record_batch({"fgram_id": new.first_id + order_S, "n": n_S, "tokens": tokens})
-    folder = storage.join(config.out, BLOCKS)
-    return artifacts.write_shard(folder, "sorted.arrow", batch).model_dump()
+def _assemble(plan: BuildPlan, blocks: list[Shard], number: int) -> dict[str, Any]:
+    return assemble_shard(plan, blocks, number).model_dump()
 
 
-def _write_blocks(config: PrecomputeConfig, new: NewRows, sorted_fgrams: Shard) -> list[Shard]:
-    names = [f"block-{n:06d}" for n in range(-(-new.num // config.fgrams_per_block))]
-    receipts = _receipts(config, names)
+def _write_blocks(config: PrecomputeConfig, plan: BuildPlan, sorted_fgrams: Shard) -> list[Shard]:
+    receipts = _receipts(plan, plan.block_names)
     if todo := [n for n, receipt in enumerate(receipts) if receipt is None]:
         blocks = ray.data.from_items([{"block": n} for n in todo], override_num_blocks=len(todo))
         computed = blocks.map_batches(
-            BlockWriter,
-            fn_constructor_args=(config, sorted_fgrams, names),
+            BlockActor,
+            fn_constructor_args=(config, plan, sorted_fgrams),
             batch_size=1,
             batch_format="pyarrow",
             compute=ray.data.ActorPoolStrategy(
@@ -212,64 +182,28 @@ def _write_blocks(config: PrecomputeConfig, new: NewRows, sorted_fgrams: Shard) 
         progress = Progress(
             "precompute: compute",
             unit="f-grams",
-            total=new.num,
+            total=plan.num_fgrams,
             done=sum(receipt["num_rows"] for receipt in receipts if receipt is not None),
         )
         for block in computed.iter_rows():
             progress.advance(block["num_fgrams"])
-    return [Shard.model_validate(receipt) for receipt in _receipts(config, names)]
+    return [Shard.model_validate(receipt) for receipt in _receipts(plan, plan.block_names)]
 
 
-class BlockWriter:
-    """Holds the model; computes blocks and spills each, sorted by f-gram id, with its receipt."""
+class BlockActor:
+    """A BlockWriter that leaves a receipt for every block."""
 
-    def __init__(self, config: PrecomputeConfig, sorted_fgrams: Shard, names: list[str]) -> None:
+    def __init__(self, config: PrecomputeConfig, plan: BuildPlan, sorted_fgrams: Shard) -> None:
         torch.set_num_threads(config.cpus_per_actor)
+        self._plan = plan
         device = "cuda" if config.gpus_per_actor else "cpu"
-        self._config, self._names = config, names
-        self._folder = storage.join(config.out, BLOCKS)
-        self._fgrams = artifacts.map_shard(self._folder, sorted_fgrams)
-        self._model = SconeLM.load(config.checkpoint).to(device)
+        self._writer = BlockWriter(plan, sorted_fgrams, device)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        block = batch["block"][0].as_py()
-        size = self._config.fgrams_per_block
-        ids_S, tokens_SK, n_S = _columns(self._fgrams.slice(block * size, size))
-        vectors_SD = embed_fgrams(self._model, tokens_SK, n_S, self._config.fgrams_per_forest)
-        by_id_S = np.argsort(ids_S)
-        rows_SD = to_storage(vectors_SD[by_id_S], self._config.rows)
-        spilled = embedding_batch(rows_SD, self._config.rows).append_column(
-            "fgram_id", pa.array(ids_S[by_id_S])
-        )
-        shard = artifacts.write_shard(self._folder, f"{self._names[block]}.arrow", spilled)
-        artifacts.write_receipt(self._config.out, self._names[block], shard.model_dump())
-        return pa.table({"num_fgrams": [len(ids_S)]})
-
-
-def _assemble(
-    number: int,
-    *,
-    names: list[str],
-    config: PrecomputeConfig,
-    new: NewRows,
-    blocks: list[Shard],
-) -> dict[str, Any]:
-    """Collect the rows of one range of ids from all blocks and publish them in id order."""
-    first_id = new.first_id + number * config.rows_per_shard
-    last_id = min(first_id + config.rows_per_shard, new.fgrams.num_fgrams)
-    ids, rows = [], []
-    for block in blocks:
-        spilled = artifacts.map_shard(storage.join(config.out, BLOCKS), block)
-        ids_S = spilled["fgram_id"].to_numpy()
-        part = slice(*np.searchsorted(ids_S, [first_id, last_id]))
-        ids.append(ids_S[part])
-        rows.append(table_rows(spilled)[part])
-    rows_SD = np.empty((last_id - first_id, rows[0].shape[1]), rows[0].dtype)
-    for ids_M, rows_MD in zip(ids, rows, strict=True):
-        rows_SD[ids_M - first_id] = rows_MD
-    batch = embedding_batch(rows_SD, config.rows)
-    shard = artifacts.write_shard(config.out, f"{names[number]}.arrow", batch, first_id=first_id)
-    return shard.model_dump()
+        number = batch["block"][0].as_py()
+        shard = self._writer.write(number)
+        artifacts.write_receipt(self._plan.out, self._plan.block_names[number], shard.model_dump())
+        return pa.table({"num_fgrams": [shard.num_rows]})
 
 
 def _manifest(
@@ -315,13 +249,6 @@ def _log(config: PrecomputeConfig, manifest: EmbeddingsManifest) -> None:
     log_manifest(manifest)
 
 
-def _columns(fgrams: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """ids_S, tokens_SK and n_S of a range of the sorted f-grams."""
-    tokens = fgrams["tokens"]
-    tokens_SK = tokens.flatten().to_numpy().reshape(len(tokens), -1)
-    return fgrams["fgram_id"].to_numpy(), tokens_SK, fgrams["n"].to_numpy()
-
-
 def _num_actors(config: PrecomputeConfig) -> int:
     """Copies of the model that fit the cluster.
 
@@ -340,5 +267,5 @@ def _num_actors(config: PrecomputeConfig) -> int:
     return int(min(fitting, config.num_actors or fitting))
 
 
-def _receipts(config: PrecomputeConfig, names: list[str]) -> list[dict[str, Any] | None]:
-    return [artifacts.read_receipt(config.out, name) for name in names]
+def _receipts(plan: BuildPlan, names: list[str]) -> list[dict[str, Any] | None]:
+    return [artifacts.read_receipt(plan.out, name) for name in names]

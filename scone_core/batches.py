@@ -21,10 +21,9 @@ from scone_core.artifacts import (
     ArtifactError,
     TokensManifest,
     load_manifest,
-    map_documents,
-    map_targets,
 )
 from scone_core.forest import BatchForest, build_batch_forest
+from scone_core.token_shards import map_documents, map_targets
 
 NOT_A_TARGET = -100
 """PyTorch's cross entropy leaves such targets out."""
@@ -84,7 +83,7 @@ class TokenStream:
             ArtifactError: missing or damaged.
         """
         manifest = load_manifest(TokensManifest, folder)
-        shards = tuple(map_documents(folder, manifest, shard) for shard in manifest.shards)
+        shards = tuple(map_documents(folder, shard) for shard in manifest.shards)
         marks = [map_targets(folder, shard) for shard in manifest.shards]
         targets = tuple(mark for mark in marks if mark is not None) or None
         lengths = [len(tokens_L) + len(offsets_D1) - 1 for tokens_L, offsets_D1 in shards]

@@ -15,12 +15,12 @@ from scone_core.artifacts import (
     ArtifactError,
     Shard,
     TokensManifest,
-    map_documents,
     verify_shards,
 )
 from scone_core.config import Frozen
 from scone_core.ngrams import Piece, count_ngrams, count_tokens
 from scone_core.records import Layout
+from scone_core.token_shards import map_documents
 
 CHUNK_TOKENS, RANGE_RECORDS = 8 << 20, 8 << 20
 """Small enough to share work among many workers, large enough for long reads; more only when their
@@ -232,7 +232,7 @@ def estimate_ngrams(plan: CountPlan) -> Estimate:
 def sample_piece(tokens: str, manifest: TokensManifest, num_tokens: int) -> Piece:
     """About the first `num_tokens` tokens of the corpus: those of its first shard that has any."""
     for shard in manifest.shards:
-        tokens_L, offsets_D1 = map_documents(tokens, manifest, shard)
+        tokens_L, offsets_D1 = map_documents(tokens, shard)
         if len(tokens_L):
             return Piece(tokens_L, offsets_D1, 0, min(num_tokens, len(tokens_L)))
     return Piece(np.empty(0, np.uint16), np.zeros(1, np.int64), 0, 0)
@@ -267,7 +267,7 @@ def _piece(plan: CountPlan, shard: Shard, low: int, high: int) -> Piece:
     """What lies between two of a shard's bytes, which stand for its positions in proportion."""
     if low == 0:
         verify_shards(plan.tokens, [shard])
-    tokens_L, offsets_D1 = map_documents(plan.tokens, plan.manifest, shard)
+    tokens_L, offsets_D1 = map_documents(plan.tokens, shard)
     inside = offsets_D1[0] == 0 and offsets_D1[-1] == len(tokens_L)
     if not inside or (offsets_D1[1:] < offsets_D1[:-1]).any():
         path = storage.join(plan.tokens, shard.name)

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from scone_core.artifacts import TokensManifest, load_manifest, map_documents, require_equal
+from scone_core.artifacts import TokensManifest, load_manifest, require_equal
 from scone_core.fgram_index import FGramIndex
+from scone_core.token_shards import map_documents
 
 HELD_OUT_TOKENS = 4_000_000
 """Enough for three digits of the hit rate."""
@@ -90,7 +91,7 @@ def sample_documents(folder: str, manifest: TokensManifest, *, num_tokens: int) 
     """
     parts = [np.empty(0, np.int64)]
     for shard in manifest.shards:
-        tokens_L, offsets_D1 = map_documents(folder, manifest, shard)
+        tokens_L, offsets_D1 = map_documents(folder, shard)
         tokens_L = tokens_L[:num_tokens].astype(np.int64)
         parts.append(np.insert(tokens_L, offsets_D1[offsets_D1 < len(tokens_L)], -1))
         num_tokens -= len(tokens_L)

@@ -207,6 +207,10 @@ def _publish(path: str, write: Callable[[Path], object], inspect: Callable[[Path
             os.fsync(file.fileno())
         result = inspect(temporary)
         os.replace(temporary, target)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, f"{os.strerror(error.errno)}: writing {path}") from error
     finally:
         temporary.unlink(missing_ok=True)
     _sync_folder(target.parent)

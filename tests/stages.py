@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import numpy as np
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 480
@@ -46,6 +48,25 @@ def kill_when(condition: Callable[[], bool], script: str, *args: str) -> None:
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
+
+
+def kill_at_random_points(
+    module: Sequence[str], out: Path, *, num_files: int, num_kills: int = 10
+) -> dict[str, str]:
+    """Run a module (its name and arguments) that ends with `num_files` files in `out` again and
+    again, and kill it once it has written a random number of files more, temporary and half written
+    ones included; then let it end. What is in `out` then, files of killed attempts apart.
+    """
+    command = [sys.executable, "-m", *module]
+    goals = np.random.default_rng().choice(np.arange(1, num_files), num_kills, replace=False)
+    for goal in sorted(goals):
+        process = subprocess.Popen(command, cwd=ROOT)
+        while len([path for path in out.rglob("*") if path.is_file()]) < goal:
+            assert process.poll() is None, f"finished before it had {goal} files"
+        process.kill()
+        process.wait()
+    subprocess.run(command, cwd=ROOT, check=True)
+    return {name: sha for name, sha in snapshot(out).items() if not name.endswith(".tmp")}
 
 
 def snapshot(folder: Path) -> dict[str, str]:

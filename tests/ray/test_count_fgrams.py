@@ -1,8 +1,6 @@
 """Laws of the count stage: equal bytes however it runs, and bad input changes nothing."""
 
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from scone_core.fgram_index import FGramIndex
 from scone_core.fgrams import read_fgrams, validate_fgrams
 from tests import plain_count
 from tests.corpora import brute_force, rank, write_tokens, zipf_documents
-from tests.stages import ROOT, kill_when, run_script, snapshot
+from tests.stages import kill_at_random_points, kill_when, run_script, snapshot
 
 DOCUMENTS = zipf_documents(num_documents=60, mean_length=300, vocab_size=200, seed=3)
 
@@ -150,20 +148,10 @@ def test_killed_at_ten_random_points_equals_uninterrupted(
     """Each attempt is killed once it has written a random number of files more, temporary ones and
     half written ones included; then one goes through.
     """
-    rng = np.random.default_rng()
     plain_count.count(config.tokens, str(tmp_path / "whole"))
-    num_files = len(snapshot(tmp_path / "whole"))
-    killed = tmp_path / "killed"
-    command = [sys.executable, "-m", "tests.plain_count", config.tokens, str(killed)]
-    for goal in sorted(rng.choice(np.arange(1, num_files), 10, replace=False)):
-        process = subprocess.Popen(command, cwd=ROOT)
-        while len([path for path in killed.rglob("*") if path.is_file()]) < goal:
-            assert process.poll() is None, f"finished before it had {goal} files"
-        process.kill()
-        process.wait()
-    subprocess.run(command, cwd=ROOT, check=True)
-    whole, resumed = snapshot(tmp_path / "whole"), snapshot(killed)
-    assert {n: d for n, d in resumed.items() if not n.endswith(".tmp")} == whole
+    whole = snapshot(tmp_path / "whole")
+    command = ("tests.plain_count", config.tokens, str(tmp_path / "killed"))
+    assert kill_at_random_points(command, tmp_path / "killed", num_files=len(whole)) == whole
 
 
 def test_a_resumed_count_opens_no_input_of_finished_units(

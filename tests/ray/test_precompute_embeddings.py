@@ -1,5 +1,7 @@
 """Laws of the precompute stage: the table is the f-gram model's output, however it is computed."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +28,7 @@ from scone_core.model import SconeLM
 from scone_core.table import EmbeddingTable
 from scone_core.table_check import check_table
 from scone_core.tiers import Tiers
+from tests import plain_precompute
 from tests.served_models import (
     VOCAB,
     publish_checkpoint,
@@ -33,7 +36,7 @@ from tests.served_models import (
     random_fgrams,
     trained_model,
 )
-from tests.stages import kill_when, snapshot
+from tests.stages import ROOT, kill_at_random_points, kill_when, snapshot
 
 LONG_DOT_PRODUCTS = DecoderConfig(
     hidden_size=64,
@@ -133,6 +136,28 @@ def test_a_killed_run_goes_on_and_ends_with_equal_bytes(
     assert spilled.stat().st_mtime_ns == written
     run(config)
     assert snapshot(tmp_path / "table") == snapshot(table)
+
+
+def test_killed_at_ten_random_points_equals_uninterrupted(inputs: Path, tmp_path: Path) -> None:
+    plain_precompute.precompute(str(inputs), str(tmp_path / "whole"))
+    whole = snapshot(tmp_path / "whole")
+    command = ("tests.plain_precompute", str(inputs), str(tmp_path / "killed"))
+    assert kill_at_random_points(command, tmp_path / "killed", num_files=len(whole)) == whole
+
+
+def test_a_full_disk_ends_the_run_and_is_gone_on_from(inputs: Path, tmp_path: Path) -> None:
+    """No file may have more than 64 KiB at first: the sorted f-grams fit, blocks do not."""
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "tests.plain_precompute", str(inputs), str(out)]
+    full = subprocess.run([*command, str(1 << 16)], cwd=ROOT, capture_output=True, text=True)
+    assert full.returncode == 1
+    assert "File too large" in full.stderr.splitlines()[-1]
+    before = snapshot(out)
+    assert "_blocks/sorted.arrow" in before
+    assert not [name for name in before if "embeddings" in name or name.endswith(".tmp")]
+    subprocess.run(command, cwd=ROOT, check=True)
+    plain_precompute.precompute(str(inputs), str(tmp_path / "whole"))
+    assert snapshot(out) == snapshot(tmp_path / "whole")
 
 
 def test_a_finished_table_is_not_computed_again(

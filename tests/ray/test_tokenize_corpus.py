@@ -14,6 +14,7 @@ from ray_jobs.runtime import main
 from ray_jobs.tokenize_corpus import TokenizeConfig, run
 from scone_core import artifacts
 from scone_core.artifacts import ArtifactError, TokensManifest
+from scone_core.token_shards import map_documents, validate_tokens
 from scone_core.tokenizer import Tokenizer
 from tests.stages import kill_when, run_script, snapshot
 
@@ -48,11 +49,11 @@ def test_the_stage_writes_every_document_in_order(tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus")
     config = config_for(tmp_path, "tokens")
     manifest = run(config)
-    assert artifacts.validate_tokens(config.out) == manifest
+    assert validate_tokens(config.out) == manifest
     tokenizer = Tokenizer(TOKENIZER)
     texts = []
     for shard in manifest.shards:
-        tokens_L, offsets_D1 = artifacts.map_documents(config.out, manifest, shard)
+        tokens_L, offsets_D1 = map_documents(config.out, shard)
         texts += [
             tokenizer.decode(tokens_L[a:b].tolist())
             for a, b in zip(offsets_D1[:-1], offsets_D1[1:], strict=True)
@@ -74,7 +75,7 @@ def documents_of(folder: str) -> list[list[int]]:
     manifest = artifacts.load_manifest(TokensManifest, folder)
     documents = []
     for shard in manifest.shards:
-        tokens_L, offsets_D1 = artifacts.map_documents(folder, manifest, shard)
+        tokens_L, offsets_D1 = map_documents(folder, shard)
         documents += [part.tolist() for part in np.split(tokens_L, offsets_D1[1:-1])]
     return documents
 
@@ -93,7 +94,7 @@ def test_tokens_of_any_format_become_the_shards_of_their_text(tmp_path: Path) ->
             tmp_path, f"from-{form}", inputs=[str(tmp_path / form)], content="tokens"
         )
         manifest = run(config)
-        assert artifacts.validate_tokens(config.out) == manifest
+        assert validate_tokens(config.out) == manifest
         assert documents_of(config.out) == documents
         assert manifest.num_bytes_text == text.num_bytes_text
     shards = [
@@ -232,7 +233,7 @@ def test_a_corrupted_shard_is_found_by_its_reader(tmp_path: Path) -> None:
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
     with pytest.raises(ArtifactError, match="sha256"):
-        artifacts.validate_tokens(config.out)
+        validate_tokens(config.out)
     shard.write_bytes(content[:-10])
     with pytest.raises(ArtifactError, match="bytes"):
         artifacts.map_shard(
@@ -240,4 +241,4 @@ def test_a_corrupted_shard_is_found_by_its_reader(tmp_path: Path) -> None:
         )
     os.remove(shard)
     with pytest.raises(ArtifactError, match="missing"):
-        artifacts.validate_tokens(config.out)
+        validate_tokens(config.out)

@@ -1,6 +1,5 @@
 """Laws of a table on many nodes: every row once from its owner, in the order that was asked for."""
 
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,0 +1,123 @@
+"""checkpoint/v1 + fgrams/v1 -> the shards of embeddings/v1: one token of forward per f-gram.
+
+F-grams sorted by their tokens are the prefix forest in depth-first order. A block is a range of
+that order: a forest whose only foreign nodes are the ancestors of its first f-gram. Blocks spill
+their rows by f-gram id, shards collect ranges of ids; both are units of work for any process.
+
+Shapes: S f-grams of one block or shard, K max_n, D width.
+"""
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from scone_core import artifacts, storage
+from scone_core.artifacts import RowFormat, Shard
+from scone_core.config import Frozen
+from scone_core.fgrams import depth_first_order, read_fgrams
+from scone_core.forest import build_forest
+from scone_core.model import SconeLM
+from scone_core.row_formats import embedding_batch, table_rows, to_storage
+
+
+class BuildPlan(Frozen):
+    """Which rows are built where, and in which parts."""
+
+    checkpoint: str
+    fgrams: str
+    out: str
+    rows: RowFormat
+    first_id: int
+    """F-grams below have their rows already."""
+    last_id: int
+    num_shards_before: int
+    """Shards of the rows that are there already."""
+    rows_per_shard: int
+    fgrams_per_block: int
+    fgrams_per_forest: int
+
+    @property
+    def num_fgrams(self) -> int:
+        return self.last_id - self.first_id
+
+    @property
+    def block_folder(self) -> str:
+        """Of the sorted f-grams and the spilled blocks; not needed once every shard is there."""
+        return storage.join(self.out, "_blocks")
+
+    @property
+    def block_names(self) -> list[str]:
+        return [f"block-{n:06d}" for n in range(-(-self.num_fgrams // self.fgrams_per_block))]
+
+    @property
+    def shard_names(self) -> list[str]:
+        num_shards = -(-self.num_fgrams // self.rows_per_shard)
+        return [f"embeddings-{self.num_shards_before + n:06d}" for n in range(num_shards)]
+
+
+def sort_fgrams(plan: BuildPlan) -> Shard:
+    """Write the f-grams in depth-first order as one mapped file."""
+    num = plan.num_fgrams
+    tokens_SK, n_S, _ = read_fgrams(plan.fgrams, first_id=plan.first_id, num=num)
+    order_S = depth_first_order(tokens_SK, n_S)
+    tokens = pa.FixedSizeListArray.from_arrays(tokens_SK[order_S].reshape(-1), tokens_SK.shape[1])
+    batch = pa.record_batch(
+        {"fgram_id": plan.first_id + order_S, "n": n_S[order_S], "tokens": tokens}
+    )
+    return artifacts.write_shard(plan.block_folder, "sorted.arrow", batch)
+
+
+class BlockWriter:
+    """Holds the model; computes blocks and spills each, its rows sorted by f-gram id."""
+
+    def __init__(self, plan: BuildPlan, sorted_fgrams: Shard, device: str = "cpu") -> None:
+        self._plan = plan
+        self._fgrams = artifacts.map_shard(plan.block_folder, sorted_fgrams)
+        self._model = SconeLM.load(plan.checkpoint).to(device)
+
+    def write(self, number: int) -> Shard:
+        """Compute and spill block `number`."""
+        plan = self._plan
+        part = self._fgrams.slice(number * plan.fgrams_per_block, plan.fgrams_per_block)
+        ids_S, tokens = part["fgram_id"].to_numpy(), part["tokens"]
+        tokens_SK = tokens.flatten().to_numpy().reshape(len(tokens), -1)
+        vectors_SD = embed_fgrams(
+            self._model, tokens_SK, part["n"].to_numpy(), plan.fgrams_per_forest
+        )
+        by_id_S = np.argsort(ids_S)
+        batch = embedding_batch(to_storage(vectors_SD[by_id_S], plan.rows), plan.rows)
+        batch = batch.append_column("fgram_id", pa.array(ids_S[by_id_S]))
+        return artifacts.write_shard(plan.block_folder, f"{plan.block_names[number]}.arrow", batch)
+
+
+def embed_fgrams(
+    model: SconeLM, tokens_SK: np.ndarray, n_S: np.ndarray, fgrams_per_forest: int
+) -> torch.Tensor:
+    """The vectors of f-grams in depth-first order, float32 [S, D] on the CPU."""
+    device = next(model.parameters()).device
+    parts = []
+    with torch.inference_mode():
+        for first in range(0, len(n_S), fgrams_per_forest):
+            part = slice(first, first + fgrams_per_forest)
+            forest = build_forest(tokens_SK[part], n_S[part]).to(device)
+            parts.append(model.fgram_vectors(forest)[forest.node_of_S].cpu())
+    return torch.cat(parts)
+
+
+def assemble_shard(plan: BuildPlan, blocks: list[Shard], number: int) -> Shard:
+    """Collect the rows of shard `number` from all blocks and publish them in id order."""
+    first_id = plan.first_id + number * plan.rows_per_shard
+    last_id = min(first_id + plan.rows_per_shard, plan.last_id)
+    ids, rows = [], []
+    for block in blocks:
+        spilled = artifacts.map_shard(plan.block_folder, block)
+        ids_S = spilled["fgram_id"].to_numpy()
+        part = slice(*np.searchsorted(ids_S, [first_id, last_id]))
+        ids.append(ids_S[part])
+        rows.append(table_rows(spilled)[part])
+    rows_SD = np.empty((last_id - first_id, rows[0].shape[1]), rows[0].dtype)
+    for ids_M, rows_MD in zip(ids, rows, strict=True):
+        rows_SD[ids_M - first_id] = rows_MD
+    batch = embedding_batch(rows_SD, plan.rows)
+    name = f"{plan.shard_names[number]}.arrow"
+    return artifacts.write_shard(plan.out, name, batch, first_id=first_id)
