@@ -100,7 +100,7 @@ class DirectReader:
 
     def __init__(self, files: Sequence[ColdFile], row_bytes: int, queue_depth: int) -> None:
         self.lock = threading.Lock()
-        self._ring = _open_ring(queue_depth)
+        self._depth, self._ring = queue_depth, _open_ring(queue_depth)
         self._files = [_open_direct(file.path) for file in files]
         self._descriptors = np.array([file.fileno() for file in self._files], np.int64)
         self._places = _Places(files, row_bytes)
@@ -122,6 +122,8 @@ class DirectReader:
                 self._descriptors[file_U], first_U - inside_U, slots_U, self._slot_bytes, needed_U
             )
         except OSError as error:
+            # What is still on its way arrives in the old memory, which nobody reads again.
+            self._ring, self._memory = _open_ring(self._depth), np.empty(0, np.uint8)
             name = self._files[int(file_U[0])].name
             raise ArtifactError(
                 f"{name} or a later shard: a row could not be read ({error}); verify the table"
