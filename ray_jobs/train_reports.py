@@ -7,25 +7,14 @@ A kill may lose the last ones on their way, so a resume state holds the reports 
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from threading import Thread
-from typing import Any
 
 import mlflow
-from ray.train import UserCallback
 from ray.util.queue import Queue
 
 from ray_jobs.runtime import Progress
+from ray_jobs.send_reports import SendReports
 from ray_jobs.tracking import metric_name
 from ray_jobs.train_tally import Report
-
-
-class SendReports(UserCallback):
-    """Passes the reports of rank 0 on."""
-
-    def __init__(self, reports: Queue) -> None:
-        self._reports = reports
-
-    def after_report(self, run_context: Any, metrics: list[Report], checkpoint: Any) -> None:
-        self._reports.put(metrics[0])
 
 
 class TrainingLog:

@@ -231,7 +231,7 @@ class Worker:
         for source, sums_C, num_bytes in zip(self.sources.names, sums_SC, bytes_S, strict=True):
             score = Score.of(sums_C)
             if len(sums_SC) > 1 and score.num_tokens:
-                found = score.metrics(num_bytes_text=num_bytes)
+                found = score.metrics(num_bytes_text=float(num_bytes))
                 metrics |= {f"validation_{key}/{source}": found[key] for key in PER_SOURCE}
         return metrics
 

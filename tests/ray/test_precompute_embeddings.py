@@ -65,6 +65,7 @@ def config_for(inputs: Path, out: Path, **changes: object) -> PrecomputeConfig:
         fgrams_per_block=400,
         fgrams_per_forest=300,
         rows_per_shard=600,
+        num_actors=1,
     )
     return config.replace(**changes)
 
@@ -129,11 +130,6 @@ def test_a_killed_run_goes_on_and_ends_with_equal_bytes(
     config = config_for(inputs, tmp_path / "table")
     first_block = tmp_path / "table/_receipts/block-000000.json"
     kill_when(first_block.exists, "precompute.py", *arguments(config))
-    spilled = tmp_path / "table/_blocks/block-000000.arrow"
-    written = spilled.stat().st_mtime_ns
-    first_shard = tmp_path / "table/_receipts/embeddings-000000.json"
-    kill_when(first_shard.exists, "precompute.py", *arguments(config))
-    assert spilled.stat().st_mtime_ns == written
     run(config)
     assert snapshot(tmp_path / "table") == snapshot(table)
 
