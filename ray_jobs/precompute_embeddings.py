@@ -11,7 +11,7 @@ import ray
 import torch
 from pydantic import Field
 
-from ray_jobs.runtime import JobConfig, Progress, connect, run_units
+from ray_jobs.runtime import JobConfig, Progress, connect, run_units, units_dataset
 from ray_jobs.tracking import log_manifest, stage_run
 from scone_core import artifacts, storage
 from scone_core.artifacts import (
@@ -166,8 +166,7 @@ def _assemble(plan: BuildPlan, blocks: list[Shard], number: int) -> dict[str, An
 def _write_blocks(config: PrecomputeConfig, plan: BuildPlan, sorted_fgrams: Shard) -> list[Shard]:
     receipts = _receipts(plan, plan.block_names)
     if todo := [n for n, receipt in enumerate(receipts) if receipt is None]:
-        blocks = ray.data.from_items([{"block": n} for n in todo], override_num_blocks=len(todo))
-        computed = blocks.map_batches(
+        computed = units_dataset(todo).map_batches(
             BlockActor,
             fn_constructor_args=(config, plan, sorted_fgrams),
             batch_size=1,
@@ -200,7 +199,7 @@ class BlockActor:
         self._writer = BlockWriter(plan, sorted_fgrams, device)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        number = batch["block"][0].as_py()
+        number = batch["number"][0].as_py()
         shard = self._writer.write(number)
         artifacts.write_receipt(self._plan.out, self._plan.block_names[number], shard.model_dump())
         return pa.table({"num_fgrams": [shard.num_rows]})

@@ -107,6 +107,16 @@ class Progress:
         return f"{line} {note}".rstrip()
 
 
+def units_dataset(numbers: Sequence[int]) -> ray.data.Dataset:
+    """One row `number`, and so one task, for every unit of work. Ray Data shares the cluster out
+    among the operators of a pipeline; with one operator that left a CPU of two idle.
+    """
+    rows = [{"number": number} for number in numbers]
+    units = ray.data.from_items(rows, override_num_blocks=len(rows))
+    units.context.op_resource_reservation_enabled = False
+    return units
+
+
 def run_units(
     stage: str,
     names: Sequence[str],
@@ -132,7 +142,7 @@ def run_units(
     todo = [i for i, name in enumerate(names) if read_receipt(folder, name) is None]
     if todo:
         _require_node(stage, memory_bytes)
-        units = ray.data.from_items([{"number": i} for i in todo], override_num_blocks=len(todo))
+        units = units_dataset(todo)
         do_unit = partial(_run_unit, names=names, task=task, folder=folder)
         done = units.map(do_unit, num_cpus=1, memory=memory_bytes)
         progress = Progress(stage, unit="units", total=len(names), done=len(names) - len(todo))

@@ -10,7 +10,7 @@ import pyarrow as pa
 import ray
 from pydantic import Field
 
-from ray_jobs.runtime import JobConfig, Progress, connect
+from ray_jobs.runtime import JobConfig, Progress, connect, units_dataset
 from ray_jobs.tracking import log_manifest, stage_run
 from scone_core import artifacts, storage
 from scone_core.artifacts import ArtifactError, Shard, TokensManifest
@@ -135,8 +135,7 @@ def _convert_shards(config: TokenizeConfig, groups: list[list[SourceFile]]) -> N
     todo = [number for number in range(len(groups)) if _shards_of(config.out, number) is None]
     if not todo:
         return
-    numbers = ray.data.from_items([{"group": n} for n in todo], override_num_blocks=len(todo))
-    converted = numbers.map(partial(_convert, groups=groups, config=config), num_cpus=1)
+    converted = units_dataset(todo).map(partial(_convert, groups=groups, config=config), num_cpus=1)
     progress = Progress("tokenize", unit="tokens")
     for row in converted.iter_rows():
         progress.advance(row["num_tokens"])
@@ -145,7 +144,7 @@ def _convert_shards(config: TokenizeConfig, groups: list[list[SourceFile]]) -> N
 def _convert(
     row: dict[str, int], *, groups: list[list[SourceFile]], config: TokenizeConfig
 ) -> dict[str, int]:
-    group = row["group"]
+    group = row["number"]
     tokenizer = Tokenizer(storage.local_copy(config.tokenizer))
     packs = read_token_packs(
         groups[group],
