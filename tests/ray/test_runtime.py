@@ -24,9 +24,9 @@ def test_receipts_come_in_order_and_finished_units_are_not_done_again(tmp_path: 
 def test_a_failing_unit_raises_its_own_error_and_a_second_run_goes_on(tmp_path: Path) -> None:
     folder = str(tmp_path)
     with pytest.raises(ZeroDivisionError):
-        run_units("inverses", NAMES, lambda i: {"inverse": 12 // (3 - i)}, folder=folder)
-    receipts = run_units("inverses", NAMES, lambda i: {"inverse": 12 // (i + 1)}, folder=folder)
-    assert [receipt["inverse"] for receipt in receipts][3:] == [3, 2]
+        run_units("shares", NAMES, lambda i: {"share": 12 // (i + 1) // (i != 3)}, folder=folder)
+    receipts = run_units("shares", NAMES, lambda i: {"share": 12 // (i + 1)}, folder=folder)
+    assert [receipt["share"] for receipt in receipts] == [12, 6, 4, 3, 2]
 
 
 def test_a_unit_that_fits_no_node_is_refused_instead_of_waiting(tmp_path: Path) -> None:
