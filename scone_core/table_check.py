@@ -49,7 +49,8 @@ def check_table(
         "fgrams_fingerprint": artifacts.load_manifest(FgramsManifest, fgrams).fingerprint,
     }
     table = EmbeddingTable.open(folder, expected=expected)
-    artifacts.verify_shards(folder, table.manifest.shards)
+    files = [*table.manifest.shards, *filter(None, [table.manifest.ranks])]
+    artifacts.verify_shards(folder, files)
     rng = np.random.default_rng(seed)
     ids_M = np.sort(rng.choice(table.num_rows, min(num_rows, table.num_rows), replace=False))
     computed_MD = compute_rows(SconeLM.load(checkpoint).eval(), fgrams, ids_M)

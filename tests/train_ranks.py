@@ -62,6 +62,8 @@ def load(folder: Path, name: str, *, rank: int = 0) -> dict[str, Any]:
 
 
 def main(rank: int, num_ranks: int, folder: Path) -> None:
+    from deepspeed.utils import get_z3_leaf_modules
+
     init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=num_ranks
     )
@@ -80,7 +82,9 @@ def main(rank: int, num_ranks: int, folder: Path) -> None:
             if rank == 0:
                 state = {key: value.clone() for key, value in worker.model.state_dict().items()}
                 torch.save(state, folder / f"{name}.pt")
+        leaves = [type(module).__name__ for module in get_z3_leaf_modules(worker.model)]
         seen = {"first_step": worker.first_step, "steps": steps, "reports": worker.reports}
+        seen["leaves"] = leaves
         (folder / f"{name}-{rank}.json").write_text(json.dumps(seen))
     torch.distributed.barrier()
 

@@ -215,6 +215,7 @@ def test_main_model_loads_with_plain_transformers(tmp_path):
 
 
 def test_tied_weights_are_stored_once_and_only_as_safetensors(tmp_path):
+    """deepspeedai/DeepSpeed#8376, hiyouga/LlamaFactory#10813: aborted, or stored both copies."""
     publish_checkpoint(trained_model(EVERY_FORM[0]), tmp_path, fgrams_manifest())
     with safe_open(tmp_path / "main_model/model.safetensors", "pt") as file:
         assert sum(VOCAB_SIZE in file.get_slice(key).get_shape() for key in file.keys()) == 1
