@@ -34,8 +34,8 @@ quickstart: $(READY)
 	$(BIN)/python pipelines/end_to_end.py --root $(RUN)
 
 test: $(READY)
-	$(BIN)/python -m pytest tests/unit tests/contract tests/ray
-	$(BIN)/python -m pytest tests/serve
+	$(BIN)/python -m pytest --durations 20 tests/unit tests/contract tests/ray
+	$(BIN)/python -m pytest --durations 10 tests/serve
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -21,7 +21,7 @@ from scone_core.artifacts import ArtifactError, Shard, map_shard, write_receipt,
 from scone_core.buffers import buffer
 from scone_core.candidates import DEAD, TOKEN_BITS
 from scone_core.counting import Receipt, write_range
-from scone_core.counting_plan import CountPlan, chunk_pieces, sample_cuts
+from scone_core.counting_plan import CountPlan, chunk_pieces, damage_named, sample_cuts
 from scone_core.fgrams import ngram_batch, ngrams_of
 from scone_core.ngrams import NGrams, Piece, count_tokens, starts_of
 from scone_core.records import Layout
@@ -139,15 +139,11 @@ def scan_chunk(
     Raises:
         ArtifactError: a token shard is missing or damaged, or holds the separator.
     """
-    pieces = list(chunk_pieces(plan, chunk))
-    ids_L = None
-    if n == 2:
-        separator = plan.manifest.separator_id
-        sizes_V = count_tokens(pieces, plan.manifest.vocab_size)
-        if separator < len(sizes_V) and sizes_V[separator]:
-            raise ArtifactError(f"{plan.tokens}: {separator=} inside a document; tokenize again")
-    else:
-        ids_L = _ids(plan, scans[-1][chunk], merged[-1])
+    with damage_named(plan, chunk):
+        pieces = list(chunk_pieces(plan, chunk))
+        if n == 2:
+            _check_tokens(plan, pieces)
+    ids_L = None if n == 2 else _ids(plan, scans[-1][chunk], merged[-1])
     counted = count_candidates(pieces, n, ids_L)
     name = f"scan-{n}-{plan.chunk_names(0)[chunk]}"
     keys = {"key": counted.keys_U, "count": counted.counts_U.astype(np.uint32)}
@@ -159,6 +155,18 @@ def scan_chunk(
     for shard in scans[-1][chunk].values() if scans else ():
         storage.remove(storage.join(plan.scratch, shard["name"]))
     return receipt
+
+
+def _check_tokens(plan: CountPlan, pieces: list[Piece]) -> None:
+    """
+    Raises:
+        ValueError: a token outside the vocabulary.
+        ArtifactError: a token is the separator.
+    """
+    separator = plan.manifest.separator_id
+    sizes_V = count_tokens(pieces, plan.manifest.vocab_size)
+    if separator < len(sizes_V) and sizes_V[separator]:
+        raise ArtifactError(f"{plan.tokens}: {separator=} inside a document; tokenize again")
 
 
 def merge_range(

@@ -20,7 +20,7 @@ import pyarrow as pa
 from scone_core import storage
 from scone_core.artifacts import ArtifactError, Shard, map_shard, write_shard
 from scone_core.chunks import BLOCK, Chunk, write_chunk
-from scone_core.counting_plan import CountPlan, chunk_pieces
+from scone_core.counting_plan import CountPlan, chunk_pieces, damage_named
 from scone_core.fgrams import ngram_batch, ngrams_of, write_fgrams
 from scone_core.ngrams import NGrams, count_groups, group_records, sort_groups
 from scone_core.ranges import Cut, Ngram, count_exactly, gather_range, plan_cuts, without
@@ -34,11 +34,12 @@ def map_chunk(plan: CountPlan, number: int, chunk: int) -> Receipt:
 
     Raises:
         ArtifactError: a token shard is missing or damaged.
+        ValueError: a token outside the vocabulary.
     """
     first, last = plan.round_tokens[number : number + 2]
-    groups = group_records(
-        list(chunk_pieces(plan, chunk)), plan.layout, first_token=first, last_token=last
-    )
+    with damage_named(plan, chunk):
+        pieces = list(chunk_pieces(plan, chunk))
+        groups = group_records(pieces, plan.layout, first_token=first, last_token=last)
     compressed = plan.scratch_form == "compressed"
     num_ranges = max(1, plan.num_tokens // plan.range_records)
     sorted_from = 1 if compressed else max(1, len(groups.records.low_R) // num_ranges)

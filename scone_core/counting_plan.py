@@ -6,6 +6,7 @@ bound scratch space: each maps all chunks but keeps the records of its own first
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
@@ -250,8 +251,26 @@ def sample_cuts(plan: CountPlan, num_parts: int) -> list[int]:
 
 
 def chunk_pieces(plan: CountPlan, chunk: int) -> Iterator[Piece]:
-    """The chunk's part of every shard. Chunks cut the bytes of all shards evenly, so no shard has
-    to be opened to plan. The chunk that holds the begin of a shard verifies it.
+    """The chunk's part of every shard. The chunk that holds the begin of a shard verifies it."""
+    for shard, low, high in _parts(plan, chunk):
+        yield _piece(plan, shard, low, high)
+
+
+@contextmanager
+def damage_named(plan: CountPlan, chunk: int) -> Iterator[None]:
+    """Of a damaged shard that another chunk has not verified yet, this one may find other things
+    wrong: the damage is what is reported.
+    """
+    try:
+        yield
+    except ValueError:
+        verify_shards(plan.tokens, [shard for shard, _, _ in _parts(plan, chunk)])
+        raise
+
+
+def _parts(plan: CountPlan, chunk: int) -> Iterator[tuple[Shard, int, int]]:
+    """The chunk's shards, and which of their bytes. Chunks cut the bytes of all shards evenly, so
+    no shard has to be opened to plan.
     """
     total = sum(shard.num_bytes for shard in plan.manifest.shards)
     begin, end = (total * i // plan.num_chunks for i in (chunk, chunk + 1))
@@ -259,7 +278,7 @@ def chunk_pieces(plan: CountPlan, chunk: int) -> Iterator[Piece]:
     for shard in plan.manifest.shards:
         low, high = max(begin - start, 0), min(end - start, shard.num_bytes)
         if low < high:
-            yield _piece(plan, shard, low, high)
+            yield shard, low, high
         start += shard.num_bytes
 
 

@@ -11,6 +11,7 @@ from scone_core.artifacts import FgramsManifest, load_manifest
 from scone_core.config import Frozen
 from scone_core.coverage import held_out_curve
 from scone_core.fgrams import FGramIndex, NGrams, compare_fgrams, iter_rows, ngrams_of, take_fgrams
+from scone_core.ranks import map_ranks
 from scone_core.tokenizer import Tokenizer
 
 Tables = dict[str, pl.DataFrame]
@@ -28,18 +29,22 @@ class Top(Frozen):
     def tables(self) -> Tables:
         manifest = load_manifest(FgramsManifest, self.fgrams)
         tokenizer = _tokenizer(self.fgrams)
-        missing = {n: min(self.num, num) for n, num in manifest.num_fgrams_per_n.items()}
-        found: dict[int, list[pl.DataFrame]] = {n: [] for n in missing}
+        wanted = {n: min(self.num, num) for n, num in manifest.num_fgrams_per_n.items()}
+        found: dict[int, pl.DataFrame] = {}
         for rows in iter_rows(self.fgrams, manifest.shards):
-            ids_S, fgrams = rows.column("fgram_id").to_numpy(), ngrams_of(rows)
-            for n in missing:
-                chosen = np.flatnonzero(fgrams.n_M == n)[: missing[n]]
-                missing[n] -= len(chosen)
+            ranks_S = _ranks(self.fgrams, manifest, rows.column("fgram_id").to_numpy())
+            fgrams = ngrams_of(rows)
+            for n, num in wanted.items():
+                of_n = np.flatnonzero(fgrams.n_M == n)
+                chosen = of_n[np.argsort(ranks_S[of_n])[:num]]
                 part = NGrams(*(column[chosen] for column in fgrams))
-                found[n].append(_table(tokenizer, ids_S[chosen], part))
-            if not any(missing.values()):
+                parts = [found[n]] if n in found else []
+                parts.append(_table(tokenizer, ranks_S[chosen], part))
+                found[n] = pl.concat(parts).sort("rank").head(num)
+            is_in_rank_order = manifest.ranks is None
+            if is_in_rank_order and all(len(found[n]) == num for n, num in wanted.items()):
                 break
-        return {f"n = {n}": pl.concat(parts).drop("n") for n, parts in found.items() if parts}
+        return {f"n = {n}": table.drop("n") for n, table in found.items()}
 
 
 class Lookup(Frozen):
@@ -51,7 +56,8 @@ class Lookup(Frozen):
     form: Literal["table", "json"] = "table"
 
     def tables(self) -> Tables:
-        index, tokenizer = FGramIndex.open(self.fgrams), _tokenizer(self.fgrams)
+        manifest = load_manifest(FgramsManifest, self.fgrams)
+        index, tokenizer = FGramIndex.map(self.fgrams, manifest), _tokenizer(self.fgrams)
         tokens_1T = tokenizer.encode(self.text).astype(np.int64)[None]
         used_T = index.match(tokens_1T).match_len_BT[0]
         parts = []
@@ -59,7 +65,8 @@ class Lookup(Frozen):
             matches = index.match(tokens_1T, max_n=n)
             positions = np.flatnonzero(matches.match_len_BT[0] == n)
             ids = matches.fgram_ids_BT[0, positions]
-            rows = _table(tokenizer, ids, take_fgrams(self.fgrams, ids))
+            fgrams = take_fgrams(self.fgrams, ids)
+            rows = _table(tokenizer, _ranks(self.fgrams, manifest, ids), fgrams)
             used = pl.Series("used", used_T[positions] == n)
             parts.append(rows.select(pl.Series("position", positions), "*", used))
         return {"f-grams": pl.concat(parts).sort("position", "n")}
@@ -145,10 +152,15 @@ def _tokenizer(folder: str) -> Tokenizer:
     return Tokenizer(storage.local_copy(storage.join(folder, "tokenizer.json")))
 
 
-def _table(tokenizer: Tokenizer, ids_S: np.ndarray, fgrams: NGrams) -> pl.DataFrame:
+def _ranks(folder: str, manifest: FgramsManifest, ids_S: np.ndarray) -> np.ndarray:
+    """An f-gram's id is its rank until the set grows."""
+    return ids_S if manifest.ranks is None else map_ranks(folder, manifest.ranks)[ids_S]
+
+
+def _table(tokenizer: Tokenizer, ranks_S: np.ndarray, fgrams: NGrams) -> pl.DataFrame:
     rows = zip(fgrams.tokens_MK.tolist(), fgrams.n_M.tolist(), strict=True)
     texts = [tokenizer.decode(tokens[:n]) for tokens, n in rows]
-    columns = {"rank": ids_S, "count": fgrams.counts_M, "n": fgrams.n_M, "text": texts}
+    columns = {"rank": ranks_S, "count": fgrams.counts_M, "n": fgrams.n_M, "text": texts}
     return pl.DataFrame(
         columns, {"rank": pl.Int64, "count": pl.Int64, "n": pl.UInt8, "text": pl.String}
     )

@@ -1,12 +1,15 @@
 """Laws of the units of counting: run in any order, cut in any way, they give the same rows."""
 
+from functools import partial
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scone_core import apriori
-from scone_core.artifacts import TokensManifest
+from scone_core.artifacts import ArtifactError, TokensManifest
 from scone_core.counting import (
     Ranking,
     Receipt,
@@ -133,6 +136,27 @@ def test_rows_do_not_depend_on_how_the_work_is_cut(
     counts = brute_force(documents, max_n=4, min_count=min_count)
     assert to_ngrams(found) == rank(counts)[:num_fgrams]
     assert found.counts_M.tolist() == [counts[ngram] for ngram in rank(counts)[:num_fgrams]]
+
+
+@pytest.mark.parametrize("damage", ["footer", "token"])
+def test_every_chunk_that_meets_a_damaged_shard_says_so(tmp_path: Path, damage: str) -> None:
+    """Chunks share shards, and one of them verifies: the others may come first."""
+    documents = zipf_documents(num_documents=8, mean_length=50, vocab_size=VOCAB_SIZE, seed=1)
+    manifest = write_tokens(str(tmp_path), documents)
+    plan = plan_count(
+        str(tmp_path), manifest, scratch=str(tmp_path / "scratch"), max_n=3, min_count=1,
+        memory_bytes=1 << 30, num_chunks=4,
+    )  # fmt: skip
+    shard = tmp_path / manifest.shards[0].name
+    content = bytearray(shard.read_bytes())
+    last_document = np.array(documents[-1], np.uint16).tobytes()
+    content[-100 if damage == "footer" else content.index(last_document) + 1] ^= 0x80
+    shard.write_bytes(content)
+    last_chunk = plan.num_chunks - 1
+    for unit in (partial(map_chunk, plan, 0), partial(apriori.scan_chunk, plan, 2, [], [])):
+        for chunk in (0, last_chunk):
+            with pytest.raises(ArtifactError, match="sha256 differs"):
+                unit(chunk)
 
 
 def plan_for(num_tokens: int, memory_bytes: int) -> CountPlan:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from ray_jobs import grow_fgrams
+from ray_jobs.grow_fgrams import GrowConfig
 from scone_core.artifacts import ArtifactError
 from scone_core.inspection import Compare, Coverage, Lookup, Top, render
 from tests.corpora import brute_force, rank, text_of, write_fgrams, write_tokens, zipf_documents
@@ -44,6 +46,22 @@ def test_lookup_lists_every_f_gram_of_a_text_and_marks_the_longest(folder: str) 
         ]
     (table,) = Lookup(fgrams=folder, text=text_of(document)).tables().values()
     assert table.select("position", "rank", "count", "text", "used").rows() == expected
+
+
+def test_ranks_of_a_set_that_grew_are_those_of_the_newer_count(folder: str, tmp_path: Path) -> None:
+    few, grown = str(tmp_path / "few"), str(tmp_path / "grown")
+    write_fgrams(few, DOCUMENTS[:6], num_fgrams=100)
+    grow_fgrams.run(GrowConfig(fgrams=few, counted=folder, out=grown))
+    expected, found = (Top(fgrams=each, num=30).tables() for each in (folder, grown))
+    for title, table in expected.items():
+        assert found[title].select("rank", "text").equals(table.select("rank", "text"))
+    text = text_of(DOCUMENTS[3][:40])
+    (expected_table,), (found_table,) = (
+        Lookup(fgrams=each, text=text).tables().values() for each in (folder, grown)
+    )
+    of_both = found_table.join(expected_table, on=["position", "n"], suffix="_expected")
+    assert len(of_both) == len(expected_table) > 40
+    assert of_both["rank"].equals(of_both["rank_expected"])
 
 
 def test_lookup_of_a_text_without_f_grams_is_empty(folder: str) -> None:
