@@ -207,12 +207,13 @@ class ShardWriter:
         self._chat = _chat_tokenizer(config, self._tokenizer)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        row = batch.to_pylist()[0]
+        row = batch.drop_columns("texts").to_pylist()[0]
+        texts = (text.as_py() for text in batch["texts"][0].values)  # each fresh in the cache
         num_bytes, targets = row["num_bytes"], None
         if self._chat is None:
-            documents = [self._tokenizer.encode(text) for text in row["texts"]]
+            documents = [self._tokenizer.encode(text) for text in texts]
         else:
-            chats = [self._chat.encode(json.loads(text)) for text in row["texts"]]
+            chats = [self._chat.encode(json.loads(text)) for text in texts]
             documents = [chat.tokens_L for chat in chats]
             targets = [chat.is_target_L for chat in chats]
             num_bytes = sum(chat.num_target_bytes for chat in chats)

@@ -129,7 +129,7 @@ class FastBpe:
         self.encoding = tiktoken.Encoding(
             "scone", pat_str=pattern, mergeable_ranks=ranks, special_tokens={NO_TOKEN: len(ranks)}
         )
-        self._ids = ids
+        self._ids = None if np.array_equal(ids, np.arange(len(ids))) else ids
         self._added = added
         longest_first = sorted(added, key=len, reverse=True)
         self._split = (
@@ -176,7 +176,8 @@ class FastBpe:
         return np.concatenate(parts)
 
     def _encode_ordinary(self, text: str) -> np.ndarray:
-        return self._ids[self.encoding.encode_to_numpy(text, disallowed_special=())]
+        ranks_L = self.encoding.encode_to_numpy(text, disallowed_special=())
+        return ranks_L if self._ids is None else self._ids.take(ranks_L)
 
 
 def _split_pattern(pre_tokenizer: dict[str, Any] | None) -> str | None:

@@ -1,6 +1,5 @@
 """The units of a count one after another in this process, with receipts: something to kill."""
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -52,7 +51,3 @@ def once(folder: str, name: str, unit: Callable[[], dict[str, Any]]) -> dict[str
     if read_receipt(folder, name) is None:
         write_receipt(folder, name, unit())
     return read_receipt(folder, name) or {}
-
-
-if __name__ == "__main__":
-    count(*sys.argv[1:])

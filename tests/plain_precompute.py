@@ -1,7 +1,7 @@
 """The units of a precomputation one after another in this process, with receipts: something to
 kill, or to run out of disk.
 
-    python -m tests.plain_precompute <inputs> <out> [<bytes that a file may have>]
+    python -m tests.plain_precompute <inputs> <out> <bytes that a file may have>
 """
 
 import resource
@@ -37,6 +37,5 @@ def precompute(inputs: str, out: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 3:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
     precompute(*sys.argv[1:3])

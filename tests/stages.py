@@ -1,18 +1,23 @@
 """Run pipeline scripts as a user does, and kill them as a machine does."""
 
 import hashlib
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 480
+
+FORKS = multiprocessing.get_context("forkserver")
+"""Processes that have the modules below when they start, whose imports take seconds."""
+FORKS.set_forkserver_preload(["tests.plain_count", "tests.plain_precompute"])
 
 
 def start_script(script: str, *args: str) -> subprocess.Popen[str]:
@@ -51,21 +56,24 @@ def kill_when(condition: Callable[[], bool], script: str, *args: str) -> None:
 
 
 def kill_at_random_points(
-    module: Sequence[str], out: Path, *, num_files: int, num_kills: int = 10
+    work: Callable[..., None], *args: str, out: Path, num_files: int, num_kills: int = 10
 ) -> dict[str, str]:
-    """Run a module (its name and arguments) that ends with `num_files` files in `out` again and
-    again, and kill it once it has written a random number of files more, temporary and half written
-    ones included; then let it end. What is in `out` then, files of killed attempts apart.
+    """Let `work`, which ends with `num_files` files in `out`, run again and again in processes of
+    its own, and kill each once it has written a random number of files more, temporary and half
+    written ones included; then let it end. What is in `out` then, files of killed attempts apart.
     """
-    command = [sys.executable, "-m", *module]
     goals = np.random.default_rng().choice(np.arange(1, num_files), num_kills, replace=False)
     for goal in sorted(goals):
-        process = subprocess.Popen(command, cwd=ROOT)
+        process = FORKS.Process(target=work, args=args)
+        process.start()
         while len([path for path in out.rglob("*") if path.is_file()]) < goal:
-            assert process.poll() is None, f"finished before it had {goal} files"
+            assert process.is_alive(), f"finished before it had {goal} files"
         process.kill()
-        process.wait()
-    subprocess.run(command, cwd=ROOT, check=True)
+        process.join()
+    process = FORKS.Process(target=work, args=args)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
     return {name: sha for name, sha in snapshot(out).items() if not name.endswith(".tmp")}
 
 

@@ -150,8 +150,11 @@ def test_killed_at_ten_random_points_equals_uninterrupted(
     """
     plain_count.count(config.tokens, str(tmp_path / "whole"))
     whole = snapshot(tmp_path / "whole")
-    command = ("tests.plain_count", config.tokens, str(tmp_path / "killed"))
-    assert kill_at_random_points(command, tmp_path / "killed", num_files=len(whole)) == whole
+    out = tmp_path / "killed"
+    killed = kill_at_random_points(
+        plain_count.count, config.tokens, str(out), out=out, num_files=len(whole)
+    )
+    assert killed == whole
 
 
 def test_a_resumed_count_opens_no_input_of_finished_units(

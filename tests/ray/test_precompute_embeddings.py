@@ -137,22 +137,25 @@ def test_a_killed_run_goes_on_and_ends_with_equal_bytes(
 def test_killed_at_ten_random_points_equals_uninterrupted(inputs: Path, tmp_path: Path) -> None:
     plain_precompute.precompute(str(inputs), str(tmp_path / "whole"))
     whole = snapshot(tmp_path / "whole")
-    command = ("tests.plain_precompute", str(inputs), str(tmp_path / "killed"))
-    assert kill_at_random_points(command, tmp_path / "killed", num_files=len(whole)) == whole
+    out = tmp_path / "killed"
+    killed = kill_at_random_points(
+        plain_precompute.precompute, str(inputs), str(out), out=out, num_files=len(whole)
+    )
+    assert killed == whole
 
 
 def test_a_full_disk_ends_the_run_and_is_gone_on_from(inputs: Path, tmp_path: Path) -> None:
     """No file may have more than 100,000 bytes at first: the sorted f-grams fit, blocks do not."""
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "tests.plain_precompute", str(inputs), str(out)]
-    full = subprocess.run([*command, "100000"], cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-m", "tests.plain_precompute", str(inputs), str(out), "100000"]
+    full = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert full.returncode == 1
     assert "File too large" in full.stderr.splitlines()[-1]
     before = snapshot(out)
     assert "_blocks/sorted.arrow" in before
     assert not [name for name in before if "embeddings" in name or name.endswith(".tmp")]
-    subprocess.run(command, cwd=ROOT, check=True)
-    plain_precompute.precompute(str(inputs), str(tmp_path / "whole"))
+    for folder in (out, tmp_path / "whole"):
+        plain_precompute.precompute(str(inputs), str(folder))
     assert snapshot(out) == snapshot(tmp_path / "whole")
 
 

@@ -75,9 +75,12 @@ def uninterrupted(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="module")
-def interrupted(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Stopped after step 5; the last state is that of step 4."""
-    return train(inputs, tmp_path_factory.mktemp("interrupted"), num_ranks=2, stop=5)
+def interrupted(uninterrupted: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What was there after step 5; the last state is that of step 4."""
+    folder = copy_of(uninterrupted, tmp_path_factory)
+    for state in folder.glob("*/resume/step-00000006"):
+        shutil.rmtree(state)
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -18,19 +18,24 @@ Scenarios = dict[str, dict[str, Any]]
 EVERY_SCENARIO = ("fresh", "repeated", "continued", "crowded")
 
 
-@pytest.fixture(scope="session", params=["local", "actor"])
-def answers(request: pytest.FixtureRequest, base: Path) -> Scenarios:
-    """What an engine with this placement answers."""
-    return run_engine(base, request.param)
+PLACEMENTS = ("local", "actor")
 
 
-def run_engine(base: Path, placement: str) -> Scenarios:
-    path = base / f"{placement}.json"
-    if not path.exists():
-        engine = start_engine(base / "served", placement, path)
+@pytest.fixture(scope="session")
+def answers_of(base: Path) -> dict[str, Scenarios]:
+    """What engines with either placement answer; both run at once."""
+    paths = {placement: base / f"{placement}.json" for placement in PLACEMENTS}
+    engines = [start_engine(base / "served", placement, paths[placement]) for placement in paths]
+    for engine in engines:
         output, _ = engine.communicate(timeout=400)
         assert engine.returncode == 0, output[-6000:]
-    return json.loads(path.read_text())
+    return {placement: json.loads(path.read_text()) for placement, path in paths.items()}
+
+
+@pytest.fixture(scope="session", params=PLACEMENTS)
+def answers(request: pytest.FixtureRequest, answers_of: dict[str, Scenarios]) -> Scenarios:
+    """What an engine with this placement answers."""
+    return answers_of[request.param]
 
 
 def start_engine(served: Path, *args: str | Path) -> subprocess.Popen[str]:
@@ -81,8 +86,8 @@ def test_history_from_the_prompt_alone_would_give_other_answers(
     assert num_different >= 12
 
 
-def test_both_placements_give_equal_answers(base: Path) -> None:
-    local, actor = (run_engine(base, placement) for placement in ("local", "actor"))
+def test_both_placements_give_equal_answers(answers_of: dict[str, Scenarios]) -> None:
+    local, actor = (answers_of[placement] for placement in PLACEMENTS)
     for scenario in EVERY_SCENARIO:
         assert local[scenario]["answers"] == actor[scenario]["answers"]
         logprobs = [torch.tensor(part[scenario]["logprobs"]) for part in (local, actor)]
