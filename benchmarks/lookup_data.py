@@ -28,6 +28,7 @@ from scone_core.row_formats import embedding_batch
 from scone_core.sources import find_files
 from scone_core.table import EmbeddingTable
 from scone_core.table_export import fill_lmdb
+from scone_core.tiers import expect_hits
 from scone_core.tokenizer import FastBpe
 
 BUNDLED = Path(__file__).parents[1] / "tests" / "data"
@@ -71,8 +72,29 @@ def prepare(folder: Path) -> Data:
         part = slice(LMDB_ROWS)
         fill_lmdb(rows, tokens_SK[part], n_S[part], lmdb, vocab_size=VOCAB_SIZE)
         (folder / "lmdb.json").write_text(json.dumps({"rows": LMDB_ROWS}))
+    for path in (index, *Path(table).iterdir(), *Path(lmdb).iterdir()):
+        read_anew(path)
     buckets_N8 = np.load(index, mmap_mode="r").view(np.ndarray)
+    expect_hits(buckets_N8)
     return Data(table, lmdb, FGramIndex(buckets_N8, MAX_N, NUM_KEYS), tokens_SK, n_S, text_L)
+
+
+def read_anew(path: Path) -> None:
+    """Have a file in memory as servers have it that read it; pages that a writer left behind lie
+    one by one, and no reader finds them fast.
+    """
+    drop_from_cache(path)
+    with open(path, "rb", buffering=0) as file:
+        while file.read(8 << 20):
+            pass
+
+
+def drop_from_cache(path: Path) -> None:
+    """The pages that no process has mapped; what is not on disk yet is written first."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
 
 
 def _write_fgrams(path: Path) -> None:

@@ -6,7 +6,7 @@ Shapes: U distinct ids of one lookup, R bytes of one stored row.
 import mmap
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -43,11 +43,15 @@ class ColdReader(Protocol):
     lock: threading.Lock
     """To be held from `fetch` until its addresses are no longer needed."""
 
-    def fetch(self, ids_U: np.ndarray) -> np.ndarray:
-        """The address of every row's bytes, int64 [U], valid until the next `fetch`.
+    def fetch(self, ids_U: np.ndarray) -> tuple[np.ndarray, Iterator[np.ndarray]]:
+        """Begin to read rows.
+
+        Returns:
+            The address of every row's bytes, int64 [U], valid until the next `fetch`; which of them
+            are there (positions in `ids_U`, int64), as they come.
 
         Raises:
-            ArtifactError: a read failed or met the end of a file.
+            ArtifactError: (from the iterator) a read failed or met the end of a file.
         """
         ...
 
@@ -87,10 +91,10 @@ class MappedReader:
         self._places = _Places(files, row_bytes)
         self._bases = np.array([file.address for file in files], np.int64)
 
-    def fetch(self, ids_U: np.ndarray) -> np.ndarray:
+    def fetch(self, ids_U: np.ndarray) -> tuple[np.ndarray, Iterator[np.ndarray]]:
         _, addresses_U = self._places.of(ids_U, self._bases)
         _will_need(addresses_U, self._places.row_bytes)
-        return addresses_U
+        return addresses_U, iter([np.arange(len(ids_U))])
 
 
 class DirectReader:
@@ -108,8 +112,13 @@ class DirectReader:
         is_aligned = row_bytes % PAGE == 0 and not (self._offsets % PAGE).any()
         self._slot_bytes = row_bytes if is_aligned else (row_bytes // PAGE + 2) * PAGE
         self._memory = np.empty(0, np.uint8)  # comes with the first rows
+        self._is_reading = False
+        """Also after a batch that failed or was given up."""
 
-    def fetch(self, ids_U: np.ndarray) -> np.ndarray:
+    def fetch(self, ids_U: np.ndarray) -> tuple[np.ndarray, Iterator[np.ndarray]]:
+        if self._is_reading:  # what is still on its way arrives in memory that nobody reads again
+            self._ring, self._memory = _open_ring(self._depth), np.empty(0, np.uint8)
+        self._is_reading = True
         file_U, first_U = self._places.of(ids_U, self._offsets)
         inside_U = first_U % PAGE
         num_bytes = self._slot_bytes * len(ids_U)
@@ -117,18 +126,19 @@ class DirectReader:
             self._memory = np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8)  # begins on a page
         slots_U = self._memory.ctypes.data + np.arange(len(ids_U)) * self._slot_bytes
         needed_U = inside_U + self._places.row_bytes
+        reads = self._ring.read(
+            self._descriptors[file_U], first_U - inside_U, slots_U, self._slot_bytes, needed_U
+        )
+        return slots_U + inside_U, self._arrivals(reads, self._files[int(file_U[0])].name)
+
+    def _arrivals(self, reads: Iterator[np.ndarray], name: str) -> Iterator[np.ndarray]:
         try:
-            self._ring.read(
-                self._descriptors[file_U], first_U - inside_U, slots_U, self._slot_bytes, needed_U
-            )
+            yield from reads
         except OSError as error:
-            # What is still on its way arrives in the old memory, which nobody reads again.
-            self._ring, self._memory = _open_ring(self._depth), np.empty(0, np.uint8)
-            name = self._files[int(file_U[0])].name
             raise ArtifactError(
                 f"{name} or a later shard: a row could not be read ({error}); verify the table"
             ) from error
-        return slots_U + inside_U
+        self._is_reading = False
 
 
 def _open_ring(queue_depth: int) -> Ring:

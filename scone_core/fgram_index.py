@@ -12,6 +12,7 @@ import numpy as np
 
 from scone_core import storage, trie
 from scone_core.artifacts import ArtifactError, FgramsManifest, load_manifest, local_shard
+from scone_core.tiers import expect_hits
 
 INDEX = "index/trie.npy"
 
@@ -62,6 +63,7 @@ class FGramIndex:
         expected = (trie.num_buckets(manifest.num_fgrams), 8)
         if buckets_N8.dtype != np.uint64 or buckets_N8.shape != expected:
             raise ArtifactError(f"{path}: {buckets_N8.shape=}, expected uint64 {expected}")
+        expect_hits(buckets_N8)
         return cls(buckets_N8.view(np.ndarray), manifest.max_n, manifest.num_fgrams, manifest)
 
     @classmethod

@@ -22,7 +22,7 @@ from scone_core.artifacts import (
     load_manifest,
     require_equal,
 )
-from scone_core.cold_rows import ColdFile, open_reader
+from scone_core.cold_rows import ColdFile, ColdReader, open_reader
 from scone_core.lookup_statistics import LookupStatistics
 from scone_core.ranks import map_ranks
 from scone_core.row_formats import (
@@ -34,7 +34,14 @@ from scone_core.row_formats import (
     table_rows,
 )
 from scone_core.row_kernels import CACHE_LINE, copy_rows, decode_rows, decode_rows_bf16, locate
-from scone_core.tiers import ALL_MAPPED, Tiers, expect_random_reads, hot_extents, lock_rows
+from scone_core.tiers import (
+    ALL_MAPPED,
+    Tiers,
+    expect_hits,
+    expect_random_reads,
+    hot_extents,
+    lock_rows,
+)
 
 NEVER = 1 << 62
 """The first cold id of a table without cold rows."""
@@ -176,7 +183,7 @@ class EmbeddingTable:
         if num_cold:
             num_reads = self._gather_cold(ids_M, addresses_M, out_MD)
         else:
-            self._write(addresses_M, out_MD)
+            self._write(addresses_M, np.arange(len(ids_M)), out_MD)
         self.statistics.add_rows(
             len(ids_M),
             num_hot=num_hot,
@@ -197,7 +204,7 @@ class EmbeddingTable:
         addresses_M = np.empty(len(ids_M), np.int64)
         self._locate(ids_M, addresses_M)
         rows_MC = np.empty((len(ids_M), self._storage.columns(self.width)), self._storage.stored)
-        copy_rows(addresses_M, rows_MC.view(np.uint8))
+        copy_rows(addresses_M, np.arange(len(ids_M)), rows_MC.view(np.uint8))
         return rows_MC
 
     def stored_shard(self, shard: int) -> np.ndarray:
@@ -212,6 +219,7 @@ class EmbeddingTable:
             hot = hot_extents(self._ranks, tiers.hot_rows).tolist()
             first_cold = NEVER if tiers.cold_from is None else 0  # any id may have a cold rank
         for shard in self._shards:
+            expect_hits(shard.rows_NC)
             for first_id, last_id in hot:
                 part = slice(max(first_id - shard.first_id, 0), max(last_id - shard.first_id, 0))
                 if len(rows_NC := shard.rows_NC[part]):
@@ -235,31 +243,48 @@ class EmbeddingTable:
         return num_hot, num_cold
 
     def _gather_cold(self, ids_M: np.ndarray, addresses_M: np.ndarray, out_MD: np.ndarray) -> int:
-        """`gather` where some rows are cold: each distinct one of a part is read once. Sorting ids
-        costs about 0.1 us each, a read 18. Returns the number of rows read.
-        """
+        """`gather` where some rows are cold. Returns the number of rows read."""
         assert self._reader is not None, "cold rows have a reader"
         num_reads = 0
         with self._reader.lock:
             for first in range(0, len(ids_M), self._reader.capacity):
                 part = slice(first, first + self._reader.capacity)
-                ranks_P = self._ranks[ids_M[part]] if len(self._ranks) else ids_M[part]
-                cold_P = np.flatnonzero(ranks_P >= self._cold_from)
-                ids_U, place_P = np.unique(ids_M[part][cold_P], return_inverse=True)
-                if len(ids_U):
-                    addresses_M[part][cold_P] = self._reader.fetch(ids_U)[place_P]
-                self._write(addresses_M[part], out_MD[part])
-                num_reads += len(ids_U)
+                num_reads += self._gather_part(
+                    self._reader, ids_M[part], addresses_M[part], out_MD[part]
+                )
         return num_reads
 
-    def _write(self, addresses_M: np.ndarray, out_MD: np.ndarray) -> None:
-        """Copy or dequantise the rows at `addresses_M`."""
+    def _gather_part(
+        self, reader: ColdReader, ids_P: np.ndarray, addresses_P: np.ndarray, out_PD: np.ndarray
+    ) -> int:
+        """Each distinct cold row is read once (sorting ids costs about 0.1 us each, a read 8);
+        the others, and those that have come, are written while more are on their way.
+        """
+        ranks_P = self._ranks[ids_P] if len(self._ranks) else ids_P
+        is_cold_P = ranks_P >= self._cold_from
+        cold = is_cold_P.nonzero()[0]
+        ids_U, place = np.unique(ids_P[cold], return_inverse=True)
+        if not len(ids_U):
+            self._write(addresses_P, np.arange(len(ids_P)), out_PD)
+            return 0
+        addresses_U, arrivals = reader.fetch(ids_U)
+        addresses_P[cold] = addresses_U[place]
+        self._write(addresses_P, (~is_cold_P).nonzero()[0], out_PD)
+        has_come_U = np.zeros(len(ids_U), np.bool_)
+        for arrived in arrivals:
+            has_come_U[:] = False
+            has_come_U[arrived] = True
+            self._write(addresses_P, cold[has_come_U[place]], out_PD)
+        return len(ids_U)
+
+    def _write(self, addresses_M: np.ndarray, chosen: np.ndarray, out_MD: np.ndarray) -> None:
+        """Copy or dequantise the rows at `addresses_M[chosen]` to `out_MD[chosen]`."""
         if self._storage.quantised is None:
-            copy_rows(addresses_M, out_MD.view(np.uint8))
+            copy_rows(addresses_M, chosen, out_MD.view(np.uint8))
         elif out_MD.dtype == _FLOAT32:
-            decode_rows(addresses_M, self._byte_values, out_MD)
+            decode_rows(addresses_M, chosen, self._byte_values, out_MD)
         else:
-            decode_rows_bf16(addresses_M, self._byte_values, out_MD)
+            decode_rows_bf16(addresses_M, chosen, self._byte_values, out_MD)
 
 
 _FLOAT32 = np.dtype(np.float32)

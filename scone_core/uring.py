@@ -11,6 +11,8 @@ import errno
 import mmap
 import os
 import weakref
+from collections.abc import Iterator
+from itertools import chain
 
 import numba as nb
 import numpy as np
@@ -29,6 +31,9 @@ _SQE_WORDS = 8
 """Words (uint64) of a request."""
 HEAD, TAIL, MASK, ARRAY, RESULTS = 0, 1, 2, 6, 5
 """Which of a ring's offsets: ARRAY is the submission ring's, RESULTS the completion ring's."""
+
+PARTS = 4
+"""Of a full queue: so many times its results are handed over while the rest is on its way."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -66,14 +71,31 @@ class Ring:
         addresses_U: np.ndarray,
         num_bytes: int,
         needed_U: np.ndarray,
-    ) -> None:
-        """Read `num_bytes` of every file (descriptor) from its offset on to its address; all int64.
+    ) -> Iterator[np.ndarray]:
+        """Begin to read `num_bytes` of every file (descriptor) from its offset on to its address;
+        all int64. The ring is not to be used for others before the last of them has come.
+
+        Returns:
+            The numbers of reads as they are done, int64, some at a time.
 
         Raises:
-            OSError: a read failed, or gave less than `needed_U` bytes.
+            OSError: (from the iterator) a read failed, or gave less than `needed_U` bytes.
         """
+        reads = self._reads(files_U, offsets_U, addresses_U, num_bytes, needed_U)
+        return chain([next(reads)], reads)  # the kernel has the first requests
+
+    def _reads(
+        self,
+        files_U: np.ndarray,
+        offsets_U: np.ndarray,
+        addresses_U: np.ndarray,
+        num_bytes: int,
+        needed_U: np.ndarray,
+    ) -> Iterator[np.ndarray]:
+        """`read`, begun by asking for the first result, which is not waited for."""
         num, begun, done, failure = len(files_U), 0, 0, 0
-        words = self._rings.view(np.uint32)
+        words, done_U = self._rings.view(np.uint32), np.empty(len(files_U), np.int64)
+        num_awaited = 0
         while done < num:
             last = min(num, done + self._depth) if not failure else begun
             _add_requests(
@@ -83,10 +105,12 @@ class Ring:
             begun = last
             if begun == done:
                 break
-            in_flight = begun - done
-            self._enter(words, in_flight if begun == num else max(1, in_flight // 4))
-            taken, failed = _take_results(words, self._rings, self._cq, needed_U)
-            done, failure = done + taken, failure or failed
+            self._enter(words, num_awaited)
+            taken, failed = _take_results(words, self._rings, self._cq, needed_U, done_U[done:])
+            failure = failure or failed
+            yield done_U[done : done if failure else done + taken]
+            done += taken
+            num_awaited = min(begun - done, max(1, self._depth // PARTS))
         if failure < 0:
             raise OSError(-failure, os.strerror(-failure))
         if failure > 0:
@@ -139,18 +163,23 @@ def _add_requests(
 
 @nb.njit(nogil=True, cache=True)
 def _take_results(
-    words: np.ndarray, rings: np.ndarray, cq: np.ndarray, needed_U: np.ndarray
+    words: np.ndarray,
+    rings: np.ndarray,
+    cq: np.ndarray,
+    needed_U: np.ndarray,
+    done: np.ndarray,
 ) -> tuple[int, int]:
-    """Take all results off the completion ring: their number, and what went wrong first: 0 nothing,
-    -e the error e, n + 1 a read of n bytes only.
+    """Take all results off the completion ring and put the numbers of their reads to the front of
+    `done`: how many, and what went wrong first: 0 nothing, -e the error e, n + 1 a read of n bytes
+    only.
     """
     head, tail, mask = words[cq[HEAD] // 4], words[cq[TAIL] // 4], words[cq[MASK] // 4]
     results = rings[cq[RESULTS] :]
     failure = 0
     num = int(tail - head)
-    for _ in range(num):
+    for i in range(num):
         at = np.int64(head & mask) * 16
-        u = results[at : at + 8].view(np.int64)[0]
+        done[i] = u = results[at : at + 8].view(np.int64)[0]
         num_bytes = int(results[at + 8 : at + 12].view(np.int32)[0])
         if num_bytes < needed_U[u] and failure == 0:
             failure = num_bytes if num_bytes < 0 else num_bytes + 1
