@@ -28,8 +28,8 @@ class Tiers(Frozen):
     io: Literal["mmap", "direct"] = "direct"
     """How cold rows are read. direct: io_uring past the page cache, which leaves the other tiers in
     memory. mmap: the kernel is told of a batch's pages before they are touched
-    (MADV_WILLNEED). 4,096-byte rows, batch 256 / 4,096: 18 / 14 us a row and 20 / 18; one page
-    fault after the other takes 81.
+    (MADV_WILLNEED). 4,096-byte rows, batch 256 / 4,096: 8.7 / 8.4 us a row and 15 / 12; one page
+    fault after the other takes 83.
     """
     queue_depth: int = Field(default=256, ge=1, le=4096)
     """Reads in flight with `io: direct`."""
