@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 480
@@ -51,7 +53,10 @@ def kill_when(condition: Callable[[], bool], script: str, *args: str) -> None:
         assert process.poll() is None, f"finished before it was killed: {process.communicate()[0]}"
         assert time.monotonic() < deadline, "the condition to kill on never held"
         time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
+    # Ray's processes are in groups of their own and would go on for a while.
+    for each in [process, *psutil.Process(process.pid).children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
     process.communicate()
 
 
