@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -112,13 +113,12 @@ class DirectReader:
         is_aligned = row_bytes % PAGE == 0 and not (self._offsets % PAGE).any()
         self._slot_bytes = row_bytes if is_aligned else (row_bytes // PAGE + 2) * PAGE
         self._memory = np.empty(0, np.uint8)  # comes with the first rows
-        self._is_reading = False
-        """Also after a batch that failed or was given up."""
+        self._given_up: list[tuple[Ring, np.ndarray]] = []
 
     def fetch(self, ids_U: np.ndarray) -> tuple[np.ndarray, Iterator[np.ndarray]]:
-        if self._is_reading:  # what is still on its way arrives in memory that nobody reads again
+        if self._ring.in_flight:  # of a batch that was given up: they arrive in memory that stays
+            self._given_up.append((self._ring, self._memory))
             self._ring, self._memory = _open_ring(self._depth), np.empty(0, np.uint8)
-        self._is_reading = True
         file_U, first_U = self._places.of(ids_U, self._offsets)
         inside_U = first_U % PAGE
         num_bytes = self._slot_bytes * len(ids_U)
@@ -129,16 +129,17 @@ class DirectReader:
         reads = self._ring.read(
             self._descriptors[file_U], first_U - inside_U, slots_U, self._slot_bytes, needed_U
         )
-        return slots_U + inside_U, self._arrivals(reads, self._files[int(file_U[0])].name)
+        arrivals = _arrivals(reads, self._files[int(file_U[0])].name)
+        return slots_U + inside_U, chain([next(arrivals)], arrivals)
 
-    def _arrivals(self, reads: Iterator[np.ndarray], name: str) -> Iterator[np.ndarray]:
-        try:
-            yield from reads
-        except OSError as error:
-            raise ArtifactError(
-                f"{name} or a later shard: a row could not be read ({error}); verify the table"
-            ) from error
-        self._is_reading = False
+
+def _arrivals(reads: Iterator[np.ndarray], name: str) -> Iterator[np.ndarray]:
+    try:
+        yield from reads
+    except OSError as error:
+        raise ArtifactError(
+            f"{name} or a later shard: a row could not be read ({error}); verify the table"
+        ) from error
 
 
 def _open_ring(queue_depth: int) -> Ring:

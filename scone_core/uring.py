@@ -12,7 +12,6 @@ import mmap
 import os
 import weakref
 from collections.abc import Iterator
-from itertools import chain
 
 import numba as nb
 import numpy as np
@@ -49,6 +48,8 @@ class Ring:
             OSError: this kernel, or this container, has no io_uring.
         """
         params = np.zeros(_NUM_PARAMS, np.uint32)
+        self.in_flight = 0
+        """Reads that were begun and whose results were not taken."""
         self._depth, self._fd = depth, _syscall(_SETUP, depth, params.ctypes.data)
         weakref.finalize(self, os.close, self._fd)
         if not params[5] & _SINGLE_MMAP:
@@ -72,27 +73,16 @@ class Ring:
         num_bytes: int,
         needed_U: np.ndarray,
     ) -> Iterator[np.ndarray]:
-        """Begin to read `num_bytes` of every file (descriptor) from its offset on to its address;
-        all int64. The ring is not to be used for others before the last of them has come.
+        """Read `num_bytes` of every file (descriptor) from its offset on to its address; all int64.
+        The ring is not to be used for others while some of them are in flight.
 
-        Returns:
-            The numbers of reads as they are done, int64, some at a time.
+        Yields:
+            The numbers of reads as they are done, int64, some at a time. The first result, which
+            may be empty, is there as soon as the kernel has the first requests.
 
         Raises:
-            OSError: (from the iterator) a read failed, or gave less than `needed_U` bytes.
+            OSError: a read failed, or gave less than `needed_U` bytes.
         """
-        reads = self._reads(files_U, offsets_U, addresses_U, num_bytes, needed_U)
-        return chain([next(reads)], reads)  # the kernel has the first requests
-
-    def _reads(
-        self,
-        files_U: np.ndarray,
-        offsets_U: np.ndarray,
-        addresses_U: np.ndarray,
-        num_bytes: int,
-        needed_U: np.ndarray,
-    ) -> Iterator[np.ndarray]:
-        """`read`, begun by asking for the first result, which is not waited for."""
         num, begun, done, failure = len(files_U), 0, 0, 0
         words, done_U = self._rings.view(np.uint32), np.empty(len(files_U), np.int64)
         num_awaited = 0
@@ -102,11 +92,13 @@ class Ring:
                 words, self._requests, self._sq, begun, last, files_U, offsets_U, addresses_U,
                 num_bytes,
             )  # fmt: skip
+            self.in_flight += last - begun
             begun = last
             if begun == done:
                 break
             self._enter(words, num_awaited)
             taken, failed = _take_results(words, self._rings, self._cq, needed_U, done_U[done:])
+            self.in_flight -= taken
             failure = failure or failed
             yield done_U[done : done if failure else done + taken]
             done += taken

@@ -76,10 +76,12 @@ def uninterrupted(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module")
 def interrupted(uninterrupted: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What was there after step 5; the last state is that of step 4."""
+    """The states that were there after step 5; the last one is that of step 4."""
     folder = copy_of(uninterrupted, tmp_path_factory)
     for state in folder.glob("*/resume/step-00000006"):
         shutil.rmtree(state)
+    for result in [*folder.glob("*.pt"), *folder.glob("*.json")]:
+        result.unlink()
     return folder
 
 

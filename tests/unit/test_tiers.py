@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scone_core.artifacts import ArtifactError, RowFormat
+from scone_core.cold_rows import DirectReader
 from scone_core.row_formats import STORAGE
 from scone_core.table import EmbeddingTable
 from scone_core.tiers import MAX_EXTENTS, Tiers, hot_extents
@@ -120,6 +121,19 @@ def test_a_shard_that_shrinks_under_an_open_table_is_an_error_and_not_a_row(tmp_
     with pytest.raises(ArtifactError, match="rows-00512.arrow.*could not be read"):
         table.vectors(np.array([600]))
     assert table.vectors(np.array([400])).equal(before)
+
+
+@needs_io_uring
+def test_rows_are_right_after_a_batch_that_was_given_up(tmp_path: Path) -> None:
+    """As by Ctrl-C: its reads are still on their way when the next batch begins."""
+    folder = publish(tmp_path, width=2048)
+    table = EmbeddingTable.open(folder, tiers=tiers("direct", queue_depth=64))
+    reader = table._reader
+    assert isinstance(reader, DirectReader)
+    for first in (300, 400):
+        reader.fetch(np.arange(first, first + 200))
+        ids_M = np.arange(350, 650)
+        assert table.vectors(ids_M).equal(EmbeddingTable.open(folder).vectors(ids_M))
 
 
 def test_more_than_may_be_locked_is_refused_with_the_remedy(tmp_path: Path) -> None:
