@@ -240,7 +240,10 @@ def claim(
 
 
 def publish(folder: str, manifest: AnyManifest) -> AnyManifest:
-    """Write the manifest, last; then drop the receipts and the plan, which it replaces."""
+    """Write the manifest, last; then drop the receipts and the plan, which it replaces. What killed
+    attempts left half written is dropped before.
+    """
+    storage.remove_abandoned(folder)
     storage.write_bytes(storage.join(folder, MANIFEST), _to_json(manifest.model_dump(mode="json")))
     storage.remove_folder(storage.join(folder, RECEIPTS))
     storage.remove(storage.join(folder, PLAN))

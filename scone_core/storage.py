@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TypeVar
 
@@ -56,14 +57,15 @@ def exists(path: str) -> bool:
 
 
 def is_empty_folder(path: str) -> bool:
-    """True when nothing is at `path` or it is a folder without entries."""
+    """True when nothing is at `path`, or a folder with nothing but what killed writers left."""
     filesystem, inner = resolve(path)
     info = filesystem.get_file_info(inner)
     if info.type == pafs.FileType.NotFound:
         return True
     if info.type != pafs.FileType.Directory:
         return False
-    return not filesystem.get_file_info(pafs.FileSelector(inner))
+    entries = filesystem.get_file_info(pafs.FileSelector(inner))
+    return all(fnmatch(entry.base_name, _temporary_name("*", "*")) for entry in entries)
 
 
 def free_bytes(path: str) -> int | None:
@@ -141,6 +143,16 @@ def remove_folder(path: str) -> None:
         filesystem.delete_dir(inner)
 
 
+def remove_abandoned(folder: str) -> None:
+    """Delete what killed writers left below `folder`: their temporary files, which only local
+    filesystems have.
+    """
+    filesystem, inner = resolve(folder)
+    if isinstance(filesystem, pafs.LocalFileSystem):
+        for path in Path(inner).rglob(_temporary_name("*", "*")):
+            path.unlink(missing_ok=True)
+
+
 def sha256_of(path: str) -> str:
     digest = hashlib.sha256()
     with open_input(path) as stream:
@@ -200,7 +212,7 @@ def _publish(path: str, write: Callable[[Path], object], inspect: Callable[[Path
         return _write_remote(filesystem, inner, write, inspect)
     target = Path(inner)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = target.with_name(_temporary_name(target.name, os.getpid()))
     try:
         write(temporary)
         with open(temporary, "rb+") as file:
@@ -215,6 +227,10 @@ def _publish(path: str, write: Callable[[Path], object], inspect: Callable[[Path
         temporary.unlink(missing_ok=True)
     _sync_folder(target.parent)
     return result
+
+
+def _temporary_name(name: str, process: int | str) -> str:
+    return f".{name}.{process}.tmp"
 
 
 def _write_remote(
@@ -249,7 +265,7 @@ def _download(filesystem: pafs.FileSystem, inner: str, file: Path) -> None:
 
 def _link(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = target.with_name(_temporary_name(target.name, os.getpid()))
     try:
         os.link(source, temporary)
         os.replace(temporary, target)

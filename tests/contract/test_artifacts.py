@@ -3,6 +3,7 @@ touched.
 """
 
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 from scone_core import artifacts, storage
 from scone_core.artifacts import ArtifactError, Manifest, TokensManifest
 from scone_core.config import InputPath, OutputPath, Resource, StageConfig, fingerprint
+from tests.stages import FORKS
 
 
 class ExampleConfig(StageConfig):
@@ -215,6 +217,32 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> 
         storage.write_atomic(str(target), fail)
     assert target.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["x.json"]
+
+
+def write_half(path: str) -> None:
+    def write(file: Path) -> None:
+        file.write_bytes(b"half a sh")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    storage.write_atomic(path, write)
+
+
+def kill_a_writer(path: Path) -> None:
+    """Leaves what a process leaves that is killed while it writes `path`."""
+    writer = FORKS.Process(target=write_half, args=(str(path),))
+    writer.start()
+    writer.join()
+    assert writer.exitcode == -signal.SIGKILL
+    assert len(os.listdir(path.parent)) == 1
+
+
+def test_what_killed_writers_leave_is_no_work_and_gone_in_the_end(tmp_path: Path) -> None:
+    folder = tmp_path / "tokens"
+    kill_a_writer(folder / artifacts.PLAN)
+    assert artifacts.claim(TokensManifest, str(folder), ExampleConfig(), INPUTS) is None
+    kill_a_writer(folder / "index/trie.npy")
+    finished(str(folder), ExampleConfig())
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == [artifacts.MANIFEST]
 
 
 def test_a_cached_download_follows_the_content(tmp_path: Path) -> None:
