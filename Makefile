@@ -57,7 +57,7 @@ bench-train: $(READY)
 bench-precompute: $(READY)
 	$(BIN)/python -m benchmarks.bench_precompute
 
-# Needs 11 GB of disk (BENCH_FOLDER=<folder>) and as much memory; fio, if it is there, is a peer.
+# Needs 14 GB of disk (BENCH_FOLDER=<folder>) and as much memory; fio, if it is there, is a peer.
 bench-lookup: $(READY)
 	NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.bench_lookup
 

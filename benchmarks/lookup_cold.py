@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import lookup_peers
-from benchmarks.lookup_data import LMDB_ROWS, NUM_ROWS, WIDTH, Data, drop_from_cache
+from benchmarks.lookup_data import NUM_ROWS, WIDTH, Data, drop_from_cache
 from benchmarks.rounds import Metrics, Rounds, interleave, medians, wall_us
 from scone_core.artifacts import EmbeddingsManifest, load_manifest
 from scone_core.table import EmbeddingTable
@@ -36,7 +36,7 @@ def measure_cold(data: Data) -> Metrics:
     one page; `read-around` is a map without advice, where it reads up to 8 MiB.
     """
     rng, found = np.random.default_rng(1), {}
-    keys = ngram_keys(data.tokens_SK[:LMDB_ROWS], data.n_S[:LMDB_ROWS], 1 << 16)
+    keys = ngram_keys(data.tokens_SK, data.n_S, 1 << 16)
     for batch in (16, 256, 4096):
         runs: dict[str, Callable[[], float]] = {
             "direct": partial(cold_table, data, rng, batch, Tiers(cold_from=0, io="direct")),
@@ -75,7 +75,7 @@ def cold_table(data: Data, rng: np.random.Generator, batch: int, tiers: Tiers | 
         assert np.array_equal(out_MD.view(np.int64)[:, 0], ids_M)
         return microseconds
 
-    return us_per_row(read, rng, NUM_ROWS, batch)
+    return us_per_row(read, rng, batch)
 
 
 def cold_lmdb(data: Data, rng: np.random.Generator, batch: int, keys: list[bytes]) -> float:
@@ -88,18 +88,16 @@ def cold_lmdb(data: Data, rng: np.random.Generator, batch: int, keys: list[bytes
         assert np.array_equal(out_MD.view(np.int64)[:, 0], ids_M)
         return microseconds
 
-    found = us_per_row(read, rng, LMDB_ROWS, batch)
+    found = us_per_row(read, rng, batch)
     store.close()
     return found
 
 
-def us_per_row(
-    read: Callable[[np.ndarray], float], rng: np.random.Generator, num_rows: int, batch: int
-) -> float:
+def us_per_row(read: Callable[[np.ndarray], float], rng: np.random.Generator, batch: int) -> float:
     """Median of some batches, no row twice; the first, which brings the reader's own memory, does
     not count.
     """
-    batches = rng.choice(num_rows, (1 + COLD_BATCHES, batch), replace=False)
+    batches = rng.choice(NUM_ROWS, (1 + COLD_BATCHES, batch), replace=False)
     return statistics.median([read(ids_M) for ids_M in batches][1:]) / batch
 
 

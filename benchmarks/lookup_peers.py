@@ -12,7 +12,7 @@ from typing import Any
 import lmdb
 import numpy as np
 
-from benchmarks.lookup_data import LMDB_ROWS, MAX_N, Data
+from benchmarks.lookup_data import MAX_N, NUM_ROWS, Data
 from scone_core.table_export import ngram_keys
 
 TOKEN_BYTES = 2
@@ -68,7 +68,7 @@ class Lmdb:
 
 
 def lmdb_bytes_per_row(folder: str) -> float:
-    return Path(folder, "data.mdb").stat().st_blocks * 512 / LMDB_ROWS
+    return Path(folder, "data.mdb").stat().st_blocks * 512 / NUM_ROWS
 
 
 def fio_rows_per_s(files: list[str], *, queue_depth: int, seconds: int = 2) -> float | None:

@@ -21,6 +21,11 @@ hardware follows a row by itself once it is in it; what it cannot know is the ne
 4,096-byte rows at random, batch 256: 0.84 us a row without, 0.71 with one line, 0.57 with 8,
 0.66 with all 64."""
 
+STREAMED_BYTES = 8 << 20
+"""From this size on a result, which no core's cache can hold, is written past the caches; else
+every line of it would be read from memory before it is overwritten. 4,096-byte rows, batch 4096:
+0.72 us a row instead of 0.89."""
+
 
 def _copy_code(typing_context: Any, target: Any, source: Any, num_bytes: Any) -> Any:
 
@@ -31,6 +36,27 @@ def _copy_code(typing_context: Any, target: Any, source: Any, num_bytes: Any) ->
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), codegen
+
+
+def _stream_code(typing_context: Any, target: Any, source: Any) -> Any:
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        line = ir.VectorType(ir.IntType(64), CACHE_LINE // 8).as_pointer()
+        to, origin = (builder.inttoptr(address, line) for address in args)
+        store = builder.store(builder.load(origin, align=1), to, align=CACHE_LINE)
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+def _fence_code(typing_context: Any) -> Any:
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
 
 
 def _prefetch_code(typing_context: Any, address: Any) -> Any:
@@ -52,6 +78,12 @@ def _prefetch_code(typing_context: Any, address: Any) -> Any:
 # pyrefly: ignore[bad-assignment] (numba types its decorator as a factory)
 copy_bytes: Callable[[int, int, int], None] = intrinsic(_copy_code)
 """memcpy between two addresses."""
+# pyrefly: ignore[bad-assignment] (numba types its decorator as a factory)
+stream_line: Callable[[int, int], None] = intrinsic(_stream_code)
+"""Copies 64 bytes to the cache line at an address, past the caches."""
+# pyrefly: ignore[bad-assignment] (numba types its decorator as a factory)
+fence: Callable[[], None] = intrinsic(_fence_code)
+"""Other threads and devices see what was streamed before."""
 # pyrefly: ignore[bad-assignment] (numba types its decorator as a factory)
 prefetch_line: Callable[[int], None] = intrinsic(_prefetch_code)
 """Asks for the cache line at an address before it is needed; never faults."""
@@ -109,10 +141,18 @@ def copy_rows(addresses_M: np.ndarray, chosen: np.ndarray, out_MR: np.ndarray) -
     """
     row_bytes = out_MR.shape[1]
     target = out_MR.ctypes.data
+    has_whole_lines = target % CACHE_LINE == 0 and row_bytes % CACHE_LINE == 0
+    is_streamed = has_whole_lines and len(chosen) * row_bytes >= STREAMED_BYTES
     for i in range(len(chosen)):
         m = chosen[i]
         _prefetch_row(addresses_M[chosen[min(i + AHEAD, len(chosen) - 1)]], row_bytes)
-        copy_bytes(target + m * row_bytes, addresses_M[m], row_bytes)
+        if is_streamed:
+            for byte in range(0, row_bytes, CACHE_LINE):
+                stream_line(target + m * row_bytes + byte, addresses_M[m] + byte)
+        else:
+            copy_bytes(target + m * row_bytes, addresses_M[m], row_bytes)
+    if is_streamed:
+        fence()
 
 
 @nb.njit(nogil=True, cache=True)

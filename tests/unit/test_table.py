@@ -10,6 +10,7 @@ import torch
 from scone_core import artifacts, storage
 from scone_core.artifacts import ArtifactError, EmbeddingsManifest, RowFormat
 from scone_core.row_formats import STORAGE, as_array, embedding_batch
+from scone_core.row_kernels import CACHE_LINE, STREAMED_BYTES
 from scone_core.table import EmbeddingTable
 from tests.tables import publish_rows, publish_vectors, random_vectors
 
@@ -37,6 +38,18 @@ def test_the_cut_into_shards_is_invisible_to_readers(tmp_path: Path, rows_per_sh
     table.gather(ids_M, out_MD)
     assert np.array_equal(out_MD, ALL_BFLOAT16[ids_M])
     assert np.array_equal(table.stored(ids_M), ALL_BFLOAT16[ids_M])
+
+
+@pytest.mark.parametrize("offset", [0, 8])
+def test_large_results_are_whole_wherever_they_begin(tmp_path: Path, offset: int) -> None:
+    """Results of this size are written past the caches where they are aligned."""
+    table = EmbeddingTable.open(publish_all(tmp_path))
+    ids_M = np.random.default_rng(0).integers(0, 256, STREAMED_BYTES // 512 + 3)
+    room = table.empty(len(ids_M) + 1).reshape(-1)
+    out_MD = room[offset : offset + len(ids_M) * 256].reshape(-1, 256)
+    assert (out_MD.ctypes.data % CACHE_LINE == 0) == (offset == 0)
+    table.gather(ids_M, out_MD)
+    assert np.array_equal(out_MD, ALL_BFLOAT16[ids_M])
 
 
 def test_shards_may_have_any_sizes(tmp_path: Path) -> None:
