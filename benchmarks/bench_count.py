@@ -23,7 +23,8 @@ from benchmarks.rounds import Metrics, interleaved_medians
 from ray_jobs import count_fgrams
 from ray_jobs.count_config import CountConfig, make_plan
 from ray_jobs.runtime import Cluster, connect
-from ray_jobs.tokenize_corpus import ShardWriter, TokenizeConfig, to_table
+from ray_jobs.tokenize_config import TokenizeConfig
+from ray_jobs.tokenize_worker import ShardWriter, to_table
 from scone_core.artifacts import Shard, TokensManifest, load_manifest
 from scone_core.chunks import Chunk
 from scone_core.counting import (

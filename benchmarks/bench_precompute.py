@@ -34,7 +34,7 @@ from scone_core.fgrams import depth_first_order, read_fgrams
 from scone_core.forest import build_forest
 from scone_core.forest_attention import ATTENTION
 from scone_core.model import SconeLM
-from scone_core.table_build import embed_fgrams
+from scone_core.table_blocks import embed_fgrams
 
 ROUNDS = 7
 FGRAMS_PER_FOREST: int = PrecomputeConfig.model_fields["fgrams_per_forest"].default

@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 
 from ray_jobs.runtime import Cluster
-from ray_jobs.tokenize_corpus import TokenizeConfig, run
+from ray_jobs.tokenize_config import TokenizeConfig
+from ray_jobs.tokenize_corpus import run
 from scone_core import storage
 from scone_core.artifacts import (
     TokensManifest,

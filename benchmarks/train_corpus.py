@@ -7,7 +7,7 @@ import numpy as np
 
 from benchmarks.count_corpora import SHARED, load_piece
 from ray_jobs.count_config import CountConfig
-from ray_jobs.tokenize_corpus import TokenizeConfig, documents_to_batch
+from ray_jobs.tokenize_config import TokenizeConfig
 from scone_core import artifacts, storage
 from scone_core.artifacts import FgramsManifest, Shard, TokensManifest
 from scone_core.documents import DocumentFormat, read_packs
@@ -17,6 +17,7 @@ from scone_core.ngrams import NGrams, count_ngrams
 from scone_core.ranking import rank_range
 from scone_core.records import Layout
 from scone_core.sources import find_files, fingerprint_files
+from scone_core.tokenized import documents_to_batch
 from scone_core.tokenizer import Tokenizer
 
 NUM_FGRAMS = 512 << 10

@@ -9,7 +9,7 @@ from ray_jobs.export_model import ExportConfig
 from ray_jobs.measure_decode import DecodeConfig
 from ray_jobs.precompute_embeddings import PrecomputeConfig
 from ray_jobs.runtime import Cluster
-from ray_jobs.tokenize_corpus import TokenizeConfig
+from ray_jobs.tokenize_config import TokenizeConfig
 from ray_jobs.train_config import OptimizerConfig, TrainConfig
 from scone_core.decoders import DecoderConfig
 from scone_core.documents import DocumentFormat

@@ -1,16 +1,14 @@
 """checkpoint/v1 + fgrams/v1 -> embeddings/v1: the f-gram model's output for every f-gram."""
 
-from functools import partial
 from typing import Annotated, Any
 
 import matplotlib.figure
 import mlflow
 import numpy as np
-import pyarrow as pa
 import ray
-import torch
 from pydantic import Field
 
+from ray_jobs.precompute_worker import BlockActor
 from ray_jobs.runtime import JobConfig, Progress, connect, run_units, units_dataset
 from ray_jobs.tracking import log_manifest, stage_run
 from scone_core import artifacts, storage
@@ -25,7 +23,7 @@ from scone_core.artifacts import (
 from scone_core.config import InputPath, Resource, Role
 from scone_core.row_formats import STORAGE, table_rows, width_of
 from scone_core.table import EmbeddingTable
-from scone_core.table_build import BlockWriter, BuildPlan, assemble_shard, sort_fgrams
+from scone_core.table_build import BuildPlan, assemble_shard, sort_fgrams
 
 SAME_BITS_FOR_ANY_THREADS = {"MKL_CBWR": "AUTO,STRICT"}
 """Without it, MKL splits long dot products by thread count: a [333, 8192] x [8192, 64] product
@@ -153,14 +151,10 @@ def _write_shards(config: PrecomputeConfig, plan: BuildPlan) -> tuple[Shard, ...
     receipts = run_units(
         "precompute: assemble",
         plan.shard_names,
-        partial(_assemble, plan, blocks),
+        lambda number: assemble_shard(plan, blocks, number).model_dump(),
         folder=plan.out,
     )
     return tuple(Shard.model_validate(receipt) for receipt in receipts)
-
-
-def _assemble(plan: BuildPlan, blocks: list[Shard], number: int) -> dict[str, Any]:
-    return assemble_shard(plan, blocks, number).model_dump()
 
 
 def _write_blocks(config: PrecomputeConfig, plan: BuildPlan, sorted_fgrams: Shard) -> list[Shard]:
@@ -168,7 +162,12 @@ def _write_blocks(config: PrecomputeConfig, plan: BuildPlan, sorted_fgrams: Shar
     if todo := [n for n, receipt in enumerate(receipts) if receipt is None]:
         computed = units_dataset(todo).map_batches(
             BlockActor,
-            fn_constructor_args=(config, plan, sorted_fgrams),
+            fn_constructor_args=(
+                plan,
+                sorted_fgrams,
+                "cuda" if config.gpus_per_actor else "cpu",
+                config.cpus_per_actor,
+            ),
             batch_size=1,
             batch_format="pyarrow",
             compute=ray.data.ActorPoolStrategy(
@@ -187,22 +186,6 @@ def _write_blocks(config: PrecomputeConfig, plan: BuildPlan, sorted_fgrams: Shar
         for block in computed.iter_rows():
             progress.advance(block["num_fgrams"])
     return [Shard.model_validate(receipt) for receipt in _receipts(plan, plan.block_names)]
-
-
-class BlockActor:
-    """A BlockWriter that leaves a receipt for every block."""
-
-    def __init__(self, config: PrecomputeConfig, plan: BuildPlan, sorted_fgrams: Shard) -> None:
-        torch.set_num_threads(config.cpus_per_actor)
-        self._plan = plan
-        device = "cuda" if config.gpus_per_actor else "cpu"
-        self._writer = BlockWriter(plan, sorted_fgrams, device)
-
-    def __call__(self, batch: pa.Table) -> pa.Table:
-        number = batch["number"][0].as_py()
-        shard = self._writer.write(number)
-        artifacts.write_receipt(self._plan.out, self._plan.block_names[number], shard.model_dump())
-        return pa.table({"num_fgrams": [shard.num_rows]})
 
 
 def _manifest(

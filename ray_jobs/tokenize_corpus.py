@@ -1,21 +1,17 @@
 """documents, as text or tokenized already -> tokens/v1: shards streamed through Ray Data."""
 
-import json
-from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import mlflow
-import pyarrow as pa
 import ray
-from pydantic import Field
 
-from ray_jobs.runtime import JobConfig, Progress, connect, units_dataset
+from ray_jobs.runtime import Progress, connect, units_dataset
+from ray_jobs.tokenize_config import TokenizeConfig
+from ray_jobs.tokenize_worker import ShardWriter, convert_group, group_name, pack_name, read_group
 from ray_jobs.tracking import log_manifest, stage_run
 from scone_core import artifacts, storage
 from scone_core.artifacts import ArtifactError, Shard, TokensManifest
-from scone_core.chat import ChatTokenizer, read_template
-from scone_core.config import InputPath, Resource, Role
 from scone_core.documents import DocumentFormat, Pack, read_packs
 from scone_core.sources import (
     TEXT_SUFFIXES,
@@ -26,36 +22,12 @@ from scone_core.sources import (
     group_files,
     split_files,
 )
-from scone_core.tokenized import TokenFormat, documents_to_batch, read_token_packs
 from scone_core.tokenizer import Engine, Tokenizer
 
 PART_SHARDS = 4
 """Shards' worth of text of a large file that one worker reads."""
 SAMPLE_BYTES = 1 << 20
 """Text of the corpus on which the fast tokenizer must agree with the reference."""
-
-
-class TokenizeConfig(JobConfig):
-    """Options of the tokenize stage."""
-
-    inputs: Annotated[tuple[str, ...], Role("input")]
-    """Files (.jsonl, .parquet, .txt; .gz or .zst) or folders of them. With `content` tokens:
-    Hugging Face .parquet or .arrow, Dolma and OLMo .npy, Megatron .bin with .idx, nanoGPT .bin."""
-    tokenizer: InputPath
-    """A Hugging Face tokenizer.json; for tokens the one that made them."""
-    content: Literal["text", "tokens", "chat"] = "text"
-    """What the inputs hold: text, token ids, or conversations (JSONL with a list of messages, of
-    which models learn what assistants say)."""
-    chat_template: Annotated[str | None, Role("input")] = None
-    """For chat: a .jinja file, or a tokenizer_config.json with a chat_template."""
-    separator: str = "<|endoftext|>"
-    """The control token that stands between documents; text that looks like it stays text."""
-    form: DocumentFormat = DocumentFormat()
-    token_form: TokenFormat = TokenFormat()
-    shard_mb: int = Field(default=64, ge=1)
-    """Text per shard, MiB; small files share a shard."""
-    num_tokenizers: Resource[int | None] = None
-    """Tokenizing workers; by default one per CPU."""
 
 
 def run(config: TokenizeConfig) -> TokensManifest:
@@ -113,7 +85,7 @@ def _write_shards(config: TokenizeConfig, groups: list[list[SourceFile]], engine
     workers = config.num_tokenizers or max(1, int(ray.cluster_resources().get("CPU", 1)))
     packs = ray.data.from_items([{"group": n} for n in todo], override_num_blocks=len(todo))
     receipts = packs.map_batches(
-        partial(_read, groups=groups, config=config),
+        partial(read_group, groups=groups, config=config),
         batch_size=1,
         batch_format="pyarrow",
         num_cpus=0.25,
@@ -135,119 +107,12 @@ def _convert_shards(config: TokenizeConfig, groups: list[list[SourceFile]]) -> N
     todo = [number for number in range(len(groups)) if _shards_of(config.out, number) is None]
     if not todo:
         return
-    converted = units_dataset(todo).map(partial(_convert, groups=groups, config=config), num_cpus=1)
+    converted = units_dataset(todo).map(
+        partial(convert_group, groups=groups, config=config), num_cpus=1
+    )
     progress = Progress("tokenize", unit="tokens")
     for row in converted.iter_rows():
         progress.advance(row["num_tokens"])
-
-
-def _convert(
-    row: dict[str, int], *, groups: list[list[SourceFile]], config: TokenizeConfig
-) -> dict[str, int]:
-    group = row["number"]
-    tokenizer = Tokenizer(storage.local_copy(config.tokenizer))
-    packs = read_token_packs(
-        groups[group],
-        config.token_form,
-        config.shard_mb << 20,
-        separator_id=tokenizer.separator_id(config.separator),
-        bytes_V=tokenizer.bytes_of_tokens(),
-    )
-    num_packs = num_tokens = 0
-    for pack in packs:
-        shard = documents_to_batch(pack.doc_ids, pack.documents, tokenizer.vocab_size)
-        num_tokens += _publish_shard(config.out, group, pack.number, shard, pack.num_bytes, {})
-        num_packs += 1
-    artifacts.write_receipt(config.out, _group_name(group), {"num_packs": num_packs})
-    return {"num_tokens": num_tokens}
-
-
-def _publish_shard(
-    out: str,
-    group: int,
-    pack: int,
-    tokens: pa.RecordBatch,
-    num_bytes_text: int,
-    num_skipped: dict[str, int],
-    num_targets: int | None = None,
-) -> int:
-    """Write a shard and its receipt; its tokens."""
-    name = _pack_name(group, pack)
-    num_tokens = len(tokens.column("tokens").values)
-    shard = artifacts.write_shard(out, f"{name}.arrow", tokens)
-    receipt = {
-        "shard": shard.model_dump(),
-        "num_tokens": num_tokens,
-        "num_bytes_text": num_bytes_text,
-        "num_skipped": num_skipped,
-        "num_targets": num_targets,
-    }
-    artifacts.write_receipt(out, name, receipt)
-    return num_tokens
-
-
-def _read(
-    batch: pa.Table, *, groups: list[list[SourceFile]], config: TokenizeConfig
-) -> Iterator[pa.Table]:
-    group = batch["group"][0].as_py()
-    num_packs = 0
-    for pack in read_packs(groups[group], config.form, config.shard_mb << 20):
-        num_packs += 1
-        if artifacts.read_receipt(config.out, _pack_name(group, pack.number)) is None:
-            yield to_table(group, pack)
-    artifacts.write_receipt(config.out, _group_name(group), {"num_packs": num_packs})
-
-
-class ShardWriter:
-    """Encodes packs and publishes each as a shard with its receipt; one per worker."""
-
-    def __init__(self, config: TokenizeConfig, engine: Engine) -> None:
-        self._out = config.out
-        self._tokenizer = Tokenizer(storage.local_copy(config.tokenizer), engine=engine)
-        self._chat = _chat_tokenizer(config, self._tokenizer)
-
-    def __call__(self, batch: pa.Table) -> pa.Table:
-        row = batch.drop_columns("texts").to_pylist()[0]
-        texts = (text.as_py() for text in batch["texts"][0].values)  # each fresh in the cache
-        num_bytes, targets = row["num_bytes"], None
-        if self._chat is None:
-            documents = [self._tokenizer.encode(text) for text in texts]
-        else:
-            chats = [self._chat.encode(json.loads(text)) for text in texts]
-            documents = [chat.tokens_L for chat in chats]
-            targets = [chat.is_target_L for chat in chats]
-            num_bytes = sum(chat.num_target_bytes for chat in chats)
-        tokens = documents_to_batch(row["doc_ids"], documents, self._tokenizer.vocab_size, targets)
-        num_tokens = _publish_shard(
-            self._out,
-            row["group"],
-            row["pack"],
-            tokens,
-            num_bytes,
-            json.loads(row["num_skipped"]),
-            None if targets is None else sum(int(part.sum()) for part in targets),
-        )
-        return pa.table({"num_tokens": [num_tokens]})
-
-
-def _chat_tokenizer(config: TokenizeConfig, tokenizer: Tokenizer) -> ChatTokenizer | None:
-    if config.chat_template is None:
-        return None
-    path = storage.local_copy(config.tokenizer)
-    return ChatTokenizer(tokenizer, path, read_template(config.chat_template))
-
-
-def to_table(group: int, pack: Pack) -> pa.Table:
-    return pa.table(
-        {
-            "group": [group],
-            "pack": [pack.number],
-            "doc_ids": pa.array([pack.doc_ids], pa.large_list(pa.uint64())),
-            "texts": pa.array([pack.texts], pa.large_list(pa.large_string())),
-            "num_bytes": [pack.num_bytes],
-            "num_skipped": [json.dumps(pack.num_skipped)],
-        }
-    )
 
 
 def _manifest(
@@ -290,18 +155,10 @@ def _manifest(
 
 def _shards_of(out: str, group: int) -> list[dict[str, Any]] | None:
     """The receipts of a group's shards in order; None while the group is unfinished."""
-    finished = artifacts.read_receipt(out, _group_name(group))
+    finished = artifacts.read_receipt(out, group_name(group))
     if finished is None:
         return None
     receipts = [
-        artifacts.read_receipt(out, _pack_name(group, n)) for n in range(finished["num_packs"])
+        artifacts.read_receipt(out, pack_name(group, n)) for n in range(finished["num_packs"])
     ]
     return None if None in receipts else [r for r in receipts if r is not None]
-
-
-def _group_name(group: int) -> str:
-    return f"group-{group:05d}"
-
-
-def _pack_name(group: int, pack: int) -> str:
-    return f"shard-{group:05d}-{pack:05d}"

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 import tokenizers
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from scone_core import storage
 from scone_core.tokenizer import Tokenizer
@@ -74,6 +73,8 @@ class ChatTokenizer:
 
     def _render(self, messages: list[dict[str, str]]) -> list[str]:
         """The template's own text at even places, numbers of messages at odd ones."""
+        from transformers.utils.chat_template_utils import render_jinja_template  # takes seconds
+
         held = [{**m, "content": PLACEHOLDER.format(i)} for i, m in enumerate(messages)]
         try:
             rendered, _ = render_jinja_template([held], chat_template=self._template)

@@ -1,23 +1,21 @@
-"""checkpoint/v1 + fgrams/v1 -> the shards of embeddings/v1: one token of forward per f-gram.
+"""checkpoint/v1 + fgrams/v1 -> the shards of embeddings/v1: how they are cut, sorted and assembled.
 
 F-grams sorted by their tokens are the prefix forest in depth-first order. A block is a range of
 that order: a forest whose only foreign nodes are the ancestors of its first f-gram. Blocks spill
-their rows by f-gram id, shards collect ranges of ids; both are units of work for any process.
+their rows by f-gram id (`table_blocks`), shards collect ranges of ids; both are units of work for
+any process.
 
 Shapes: S f-grams of one block or shard, K max_n, D width.
 """
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from scone_core import artifacts, storage
 from scone_core.artifacts import RowFormat, Shard
 from scone_core.config import Frozen
 from scone_core.fgrams import depth_first_order, read_fgrams
-from scone_core.forest import build_forest
-from scone_core.model import SconeLM
-from scone_core.row_formats import embedding_batch, table_rows, to_storage
+from scone_core.row_formats import embedding_batch, table_rows
 
 
 class BuildPlan(Frozen):
@@ -65,43 +63,6 @@ def sort_fgrams(plan: BuildPlan) -> Shard:
         {"fgram_id": plan.first_id + order_S, "n": n_S[order_S], "tokens": tokens}
     )
     return artifacts.write_shard(plan.block_folder, "sorted.arrow", batch)
-
-
-class BlockWriter:
-    """Holds the model; computes blocks and spills each, its rows sorted by f-gram id."""
-
-    def __init__(self, plan: BuildPlan, sorted_fgrams: Shard, device: str = "cpu") -> None:
-        self._plan = plan
-        self._fgrams = artifacts.map_shard(plan.block_folder, sorted_fgrams)
-        self._model = SconeLM.load(plan.checkpoint).to(device)
-
-    def write(self, number: int) -> Shard:
-        """Compute and spill block `number`."""
-        plan = self._plan
-        part = self._fgrams.slice(number * plan.fgrams_per_block, plan.fgrams_per_block)
-        ids_S, tokens = part["fgram_id"].to_numpy(), part["tokens"]
-        tokens_SK = tokens.flatten().to_numpy().reshape(len(tokens), -1)
-        vectors_SD = embed_fgrams(
-            self._model, tokens_SK, part["n"].to_numpy(), plan.fgrams_per_forest
-        )
-        by_id_S = np.argsort(ids_S)
-        batch = embedding_batch(to_storage(vectors_SD[by_id_S], plan.rows), plan.rows)
-        batch = batch.append_column("fgram_id", pa.array(ids_S[by_id_S]))
-        return artifacts.write_shard(plan.block_folder, f"{plan.block_names[number]}.arrow", batch)
-
-
-def embed_fgrams(
-    model: SconeLM, tokens_SK: np.ndarray, n_S: np.ndarray, fgrams_per_forest: int
-) -> torch.Tensor:
-    """The vectors of f-grams in depth-first order, float32 [S, D] on the CPU."""
-    device = next(model.parameters()).device
-    parts = []
-    with torch.inference_mode():
-        for first in range(0, len(n_S), fgrams_per_forest):
-            part = slice(first, first + fgrams_per_forest)
-            forest = build_forest(tokens_SK[part], n_S[part]).to(device)
-            parts.append(model.fgram_vectors(forest)[forest.node_of_S].cpu())
-    return torch.cat(parts)
 
 
 def assemble_shard(plan: BuildPlan, blocks: list[Shard], number: int) -> Shard:

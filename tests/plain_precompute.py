@@ -8,7 +8,8 @@ import resource
 import sys
 
 from scone_core.artifacts import FgramsManifest, Shard, load_manifest
-from scone_core.table_build import BlockWriter, BuildPlan, assemble_shard, sort_fgrams
+from scone_core.table_blocks import BlockWriter
+from scone_core.table_build import BuildPlan, assemble_shard, sort_fgrams
 from tests.plain_count import once
 
 

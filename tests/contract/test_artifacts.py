@@ -2,6 +2,7 @@
 touched.
 """
 
+import multiprocessing
 import os
 import signal
 import uuid
@@ -18,7 +19,6 @@ from pydantic import ValidationError
 from scone_core import artifacts, storage
 from scone_core.artifacts import ArtifactError, Manifest, TokensManifest
 from scone_core.config import InputPath, OutputPath, Resource, StageConfig, fingerprint
-from tests.stages import FORKS
 
 
 class ExampleConfig(StageConfig):
@@ -229,7 +229,7 @@ def write_half(path: str) -> None:
 
 def kill_a_writer(path: Path) -> None:
     """Leaves what a process leaves that is killed while it writes `path`."""
-    writer = FORKS.Process(target=write_half, args=(str(path),))
+    writer = multiprocessing.get_context("fork").Process(target=write_half, args=(str(path),))
     writer.start()
     writer.join()
     assert writer.exitcode == -signal.SIGKILL

@@ -13,7 +13,7 @@ from ray_jobs import evaluate_model, precompute_embeddings, tokenize_corpus
 from ray_jobs.evaluate_model import EvaluateConfig
 from ray_jobs.precompute_embeddings import PrecomputeConfig
 from ray_jobs.runtime import Tracking
-from ray_jobs.tokenize_corpus import TokenizeConfig
+from ray_jobs.tokenize_config import TokenizeConfig
 from scone_core.artifacts import ArtifactError, FgramsManifest, load_manifest
 from scone_core.evaluation import embed_on_the_fly, read_sources
 from scone_core.fgram_index import FGramIndex

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ray_jobs.runtime import main
-from ray_jobs.tokenize_corpus import TokenizeConfig, run
+from ray_jobs.tokenize_config import TokenizeConfig
+from ray_jobs.tokenize_corpus import run
 from scone_core import artifacts
 from scone_core.artifacts import ArtifactError, TokensManifest
 from scone_core.token_shards import map_documents, validate_tokens
