@@ -87,6 +87,7 @@ def engine_config(config: ServeConfig) -> dict[str, Any]:
     worker = {"cpu": "SconeCPUWorker", "gpu": "SconeGPUWorker"}[config.device]
     return {
         "model_loading_config": {"model_id": config.model_id, "model_source": config.model},
+        "callback_config": {"callback_class": "ray_jobs.local_model.LocalModel"},
         "accelerator_config": {"kind": config.device},
         "placement_group_config": {"bundles": [_resources(config)]},
         "deployment_config": {

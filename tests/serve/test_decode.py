@@ -12,8 +12,12 @@ from tests.stages import run_script
 
 
 def test_both_models_are_served_once_and_never_again(
-    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    base: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # compiled engines: test_engine.py
     publish_served(tmp_path / "plain", None)
     documents = zipf_documents(num_documents=4, mean_length=40, vocab_size=VOCAB, seed=0)
     write_tokens(str(tmp_path / "tokens"), documents, vocab_size=VOCAB)
