@@ -20,14 +20,20 @@ import tiktoken
 
 from benchmarks import count_corpora, count_peers
 from benchmarks.rounds import Metrics, interleaved_medians
-from ray_jobs import count_fgrams
-from ray_jobs.count_config import CountConfig, make_plan
-from ray_jobs.runtime import Cluster, connect
-from ray_jobs.tokenize_config import TokenizeConfig
-from ray_jobs.tokenize_worker import ShardWriter, to_table
-from scone_core.artifacts import Shard, TokensManifest, load_manifest
-from scone_core.chunks import Chunk
-from scone_core.counting import (
+from ray_jobs.count import count_fgrams
+from ray_jobs.count.config import CountConfig, make_plan
+from ray_jobs.runtime.units import Cluster, connect
+from ray_jobs.tokenize.config import TokenizeConfig
+from ray_jobs.tokenize.worker import ShardWriter, to_table
+from scone_core.artifacts.manifests import Shard, TokensManifest, load_manifest
+from scone_core.corpus.documents import DocumentFormat, read_packs
+from scone_core.corpus.input_files import find_files
+from scone_core.corpus.tokenizer import FastBpe
+from scone_core.counting.chunks import Chunk
+from scone_core.counting.one_scan import count_groups, sort_groups
+from scone_core.counting.plan import CountPlan
+from scone_core.counting.ranges import gather_range
+from scone_core.counting.units import (
     Ranking,
     Receipt,
     assemble_shard,
@@ -36,12 +42,6 @@ from scone_core.counting import (
     rank_ranges,
     reduce_range,
 )
-from scone_core.counting_plan import CountPlan
-from scone_core.documents import DocumentFormat, read_packs
-from scone_core.ngrams import count_groups, sort_groups
-from scone_core.ranges import gather_range
-from scone_core.sources import find_files
-from scone_core.tokenizer import FastBpe
 
 ROUNDS = 5
 KERNEL_TOKENS = 12_000_000

@@ -22,11 +22,11 @@ import torch
 from benchmarks import lookup_cold, lookup_data, lookup_peers
 from benchmarks.lookup_data import MAX_N, NUM_KEYS, NUM_ROWS, WIDTH, Data
 from benchmarks.rounds import Metrics, interleave, medians, wall_us
-from scone_core.artifacts import EmbeddingsManifest, RowFormat, load_manifest
-from scone_core.lookup_engine import LookupEngine
-from scone_core.row_formats import from_storage, to_storage
-from scone_core.table import EmbeddingTable, aligned_empty
-from tests.tables import publish_rows
+from scone_core.artifacts.manifests import EmbeddingsManifest, RowFormat, load_manifest
+from scone_core.table.embedding_table import EmbeddingTable, aligned_empty
+from scone_core.table.lookup_engine import LookupEngine
+from scone_core.table.row_formats import from_storage, to_storage
+from tests.builders.tables import publish_rows
 
 BATCHES = (1, 16, 256, 4096)
 NUM_STEPS, ROUNDS, PASSES = 240, 21, 10

@@ -14,11 +14,14 @@ import pandas as pd
 
 from benchmarks.rounds import Metrics
 from pipelines.recipes import Recipe, quickstart
-from ray_jobs import count_fgrams, evaluate_model, grow_fgrams, precompute_embeddings, train_scone
-from ray_jobs.grow_fgrams import GrowConfig
-from ray_jobs.table_tools import Convert, Verify, convert, verify
-from scone_core.artifacts import EmbeddingsManifest, RowFormat, load_manifest
-from scone_core.scores import ALL_SOURCES, TextScore
+from ray_jobs.count import count_fgrams, grow_fgrams
+from ray_jobs.count.grow_fgrams import GrowConfig
+from ray_jobs.evaluate import evaluate_model
+from ray_jobs.precompute import precompute_embeddings
+from ray_jobs.precompute.table_tools import Convert, Verify, convert, verify
+from ray_jobs.train import train_scone
+from scone_core.artifacts.manifests import EmbeddingsManifest, RowFormat, load_manifest
+from scone_core.evaluation.scores import ALL_SOURCES, TextScore
 
 GROWTH = 1.2
 FORMATS: tuple[RowFormat, ...] = ("fp32", "bf16", "int8", "fp8")

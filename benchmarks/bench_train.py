@@ -29,16 +29,16 @@ from benchmarks.count_corpora import SHARED
 from benchmarks.rounds import Metrics, interleaved_medians
 from benchmarks.train_corpus import TrainingData
 from benchmarks.train_peers import HitVectors, PaddedEmbedding
-from ray_jobs.train_config import OptimizerConfig, TrainConfig
-from ray_jobs.train_worker import Worker, build_model
-from scone_core.allocator import keep_freed_memory
-from scone_core.batches import MicroBatch, TokenStream, TrainingBatches
-from scone_core.decoders import DecoderConfig
-from scone_core.fgram_index import FGramIndex
-from scone_core.fgram_model import FgramModelConfig
-from scone_core.forest import build_batch_forest
-from scone_core.forest_attention import ATTENTION
-from scone_core.model import SconeLM
+from ray_jobs.train.config import OptimizerConfig, TrainConfig
+from ray_jobs.train.worker import Worker, build_model
+from scone_core.fgrams.index import FGramIndex
+from scone_core.machine.allocator import keep_freed_memory
+from scone_core.model.decoders import DecoderConfig
+from scone_core.model.fgram_model import FgramModelConfig
+from scone_core.model.forest import build_batch_forest
+from scone_core.model.forest_attention import ATTENTION
+from scone_core.model.scone_lm import SconeLM
+from scone_core.training.batches import MicroBatch, TokenStream, TrainingBatches
 
 ROUNDS = 7
 THREADS = 2

@@ -6,18 +6,13 @@ import numba as nb
 import numpy as np
 import pyarrow as pa
 
-from ray_jobs.runtime import Cluster
-from ray_jobs.tokenize_config import TokenizeConfig
-from ray_jobs.tokenize_corpus import run
-from scone_core import storage
-from scone_core.artifacts import (
-    TokensManifest,
-    load_manifest,
-    publish,
-    write_shard,
-)
-from scone_core.ngrams import Piece
-from scone_core.token_shards import map_documents
+from ray_jobs.runtime.units import Cluster
+from ray_jobs.tokenize.config import TokenizeConfig
+from ray_jobs.tokenize.tokenize_corpus import run
+from scone_core.artifacts import storage
+from scone_core.artifacts.manifests import TokensManifest, load_manifest, publish, write_shard
+from scone_core.corpus.token_shards import map_documents
+from scone_core.counting.one_scan import Piece
 
 SHARED = Path(__file__).parents[2] / "shared" / "corpus"
 MILLION = 1_000_000

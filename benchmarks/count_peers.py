@@ -13,9 +13,9 @@ from time import process_time
 import numpy as np
 import polars as pl
 
-from scone_core import apriori, ngrams
-from scone_core.ngrams import Piece
-from scone_core.records import Layout
+from scone_core.counting import apriori
+from scone_core.counting.one_scan import Piece, count_ngrams
+from scone_core.counting.records import Layout
 
 MAX_N, MIN_COUNT, VOCAB_SIZE = 5, 5, 50_257
 Peer = Callable[[Piece], int]
@@ -23,7 +23,7 @@ Peer = Callable[[Piece], int]
 
 def one_scan(piece: Piece) -> int:
     layout = Layout(MAX_N, VOCAB_SIZE)
-    return len(ngrams.count_ngrams([piece], layout, min_count=MIN_COUNT).n_M)
+    return len(count_ngrams([piece], layout, min_count=MIN_COUNT).n_M)
 
 
 def a_priori(piece: Piece) -> int:

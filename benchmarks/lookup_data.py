@@ -17,21 +17,22 @@ from time import process_time
 import numba as nb
 import numpy as np
 
-from scone_core import artifacts, trie
-from scone_core.artifacts import EmbeddingsManifest, Shard
-from scone_core.documents import DocumentFormat, read_packs
-from scone_core.fgram_index import FGramIndex, write_index
-from scone_core.ngrams import Piece, count_ngrams
-from scone_core.ranking import rank_range
-from scone_core.records import Layout
-from scone_core.row_formats import embedding_batch
-from scone_core.sources import find_files
-from scone_core.table import EmbeddingTable
-from scone_core.table_export import fill_lmdb
-from scone_core.tiers import expect_hits
-from scone_core.tokenizer import FastBpe
+from scone_core.artifacts import manifests
+from scone_core.artifacts.manifests import EmbeddingsManifest, Shard
+from scone_core.corpus.documents import DocumentFormat, read_packs
+from scone_core.corpus.input_files import find_files
+from scone_core.corpus.tokenizer import FastBpe
+from scone_core.counting.one_scan import Piece, count_ngrams
+from scone_core.counting.ranking import rank_range
+from scone_core.counting.records import Layout
+from scone_core.fgrams import trie
+from scone_core.fgrams.index import FGramIndex, write_index
+from scone_core.table.embedding_table import EmbeddingTable
+from scone_core.table.export import fill_lmdb
+from scone_core.table.row_formats import embedding_batch
+from scone_core.table.tiers import expect_hits
 
-BUNDLED = Path(__file__).parents[1] / "tests" / "data"
+BUNDLED = Path(__file__).parents[1] / "pipelines" / "corpus"
 VOCAB_SIZE, MAX_N = 8192, 5
 NUM_ROWS, WIDTH, ROWS_PER_SHARD = 1 << 20, 2048, 1 << 18
 NUM_KEYS = 50_000_000
@@ -152,7 +153,7 @@ def _write_table(folder: str) -> None:
         noise_ND.view(np.int64)[:, 0] = np.arange(first, first + ROWS_PER_SHARD)
         batch = embedding_batch(noise_ND, "bf16")
         name = f"embeddings-{len(shards):06d}.arrow"
-        shards.append(artifacts.write_shard(folder, name, batch, first_id=first))
+        shards.append(manifests.write_shard(folder, name, batch, first_id=first))
     manifest = EmbeddingsManifest(
         fingerprint="synthetic",
         config={},
@@ -167,7 +168,7 @@ def _write_table(folder: str) -> None:
         row_format="bf16",
         bytes_per_row=2 * WIDTH,
     )
-    artifacts.publish(folder, manifest)
+    manifests.publish(folder, manifest)
 
 
 def index_build_ns(data: Data, folder: Path) -> float:

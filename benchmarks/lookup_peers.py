@@ -13,7 +13,7 @@ import lmdb
 import numpy as np
 
 from benchmarks.lookup_data import MAX_N, NUM_ROWS, Data
-from scone_core.table_export import ngram_keys
+from scone_core.table.export import ngram_keys
 
 TOKEN_BYTES = 2
 

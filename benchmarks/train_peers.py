@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
-from scone_core.fgram_model import FgramModel
-from scone_core.forest import BatchForest, build_batch_forest
-from scone_core.input_embeddings import FgramEmbedding
-from scone_core.model import SconeLM
+from scone_core.model.fgram_model import FgramModel
+from scone_core.model.forest import BatchForest, build_batch_forest
+from scone_core.model.input_embeddings import FgramEmbedding
+from scone_core.model.scone_lm import SconeLM
 
 HitVectors = Callable[[SconeLM, np.ndarray, np.ndarray], Tensor]
 """(model, tokens_BT, match_len_BT) -> [H, D]."""

@@ -7,17 +7,14 @@ import time
 import tyro
 
 from pipelines.recipes import Recipe, quickstart
-from ray_jobs import (
-    count_fgrams,
-    evaluate_model,
-    export_model,
-    measure_decode,
-    precompute_embeddings,
-    tokenize_corpus,
-    train_scone,
-)
-from ray_jobs.tracking import tracking_uri
-from scone_core.scores import ALL_SOURCES
+from ray_jobs.count import count_fgrams
+from ray_jobs.evaluate import evaluate_model
+from ray_jobs.precompute import precompute_embeddings
+from ray_jobs.runtime.tracking import tracking_uri
+from ray_jobs.serve import export_model, measure_decode
+from ray_jobs.tokenize import tokenize_corpus
+from ray_jobs.train import train_scone
+from scone_core.evaluation.scores import ALL_SOURCES
 
 
 def run(recipe: Recipe) -> dict[str, float]:

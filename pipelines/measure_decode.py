@@ -1,7 +1,7 @@
 """two served/v1 folders -> decode/v1. See `--help`."""
 
-from ray_jobs.measure_decode import DecodeConfig, run
-from ray_jobs.runtime import main
+from ray_jobs.runtime.units import main
+from ray_jobs.serve.measure_decode import DecodeConfig, run
 
 if __name__ == "__main__":
     main(DecodeConfig, run)

@@ -1,7 +1,7 @@
 """checkpoint/v1 + fgrams/v1 -> embeddings/v1. See `--help`."""
 
-from ray_jobs.precompute_embeddings import PrecomputeConfig, run
-from ray_jobs.runtime import main
+from ray_jobs.precompute.precompute_embeddings import PrecomputeConfig, run
+from ray_jobs.runtime.units import main
 
 if __name__ == "__main__":
     main(PrecomputeConfig, run)

@@ -3,19 +3,19 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ray_jobs.count_fgrams import CountConfig
-from ray_jobs.evaluate_model import EvaluateConfig
-from ray_jobs.export_model import ExportConfig
-from ray_jobs.measure_decode import DecodeConfig
-from ray_jobs.precompute_embeddings import PrecomputeConfig
-from ray_jobs.runtime import Cluster
-from ray_jobs.tokenize_config import TokenizeConfig
-from ray_jobs.train_config import OptimizerConfig, TrainConfig
-from scone_core.decoders import DecoderConfig
-from scone_core.documents import DocumentFormat
-from scone_core.fgram_model import FgramModelConfig
+from ray_jobs.count.count_fgrams import CountConfig
+from ray_jobs.evaluate.evaluate_model import EvaluateConfig
+from ray_jobs.precompute.precompute_embeddings import PrecomputeConfig
+from ray_jobs.runtime.units import Cluster
+from ray_jobs.serve.export_model import ExportConfig
+from ray_jobs.serve.measure_decode import DecodeConfig
+from ray_jobs.tokenize.config import TokenizeConfig
+from ray_jobs.train.config import OptimizerConfig, TrainConfig
+from scone_core.corpus.documents import DocumentFormat
+from scone_core.model.decoders import DecoderConfig
+from scone_core.model.fgram_model import FgramModelConfig
 
-BUNDLED = Path(__file__).parents[1] / "tests" / "data"
+BUNDLED = Path(__file__).parent / "corpus"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import sys
 
 import tyro
 
-from scone_core.inspection import Compare, Coverage, Lookup, Top, render
+from scone_core.fgrams.inspection import Compare, Coverage, Lookup, Top, render
 
 if __name__ == "__main__":
     command = tyro.cli(Top | Lookup | Compare | Coverage, description=__doc__)

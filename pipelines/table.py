@@ -1,6 +1,6 @@
 """embeddings/v1 -> another row format, a verdict, or another store. See `--help`."""
 
-from ray_jobs.table_tools import main
+from ray_jobs.precompute.table_tools import main
 
 if __name__ == "__main__":
     main()

@@ -1,8 +1,8 @@
 """tokens/v1 (+ fgrams/v1) -> checkpoint/v1. See `--help`."""
 
-from ray_jobs.runtime import main
-from ray_jobs.train_config import TrainConfig
-from ray_jobs.train_scone import run
+from ray_jobs.runtime.units import main
+from ray_jobs.train.config import TrainConfig
+from ray_jobs.train.train_scone import run
 
 if __name__ == "__main__":
     main(TrainConfig, run)

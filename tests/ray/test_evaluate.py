@@ -9,23 +9,38 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from ray_jobs import evaluate_model, precompute_embeddings, tokenize_corpus
-from ray_jobs.evaluate_model import EvaluateConfig
-from ray_jobs.precompute_embeddings import PrecomputeConfig
-from ray_jobs.runtime import Tracking
-from ray_jobs.tokenize_config import TokenizeConfig
-from scone_core.artifacts import ArtifactError, FgramsManifest, load_manifest
-from scone_core.evaluation import embed_on_the_fly, read_sources
-from scone_core.fgram_index import FGramIndex
-from scone_core.model import SconeLM
-from scone_core.scores import ALL_SOURCES
-from scone_core.task_files import read_questions
-from scone_core.tokenizer import Tokenizer
-from scone_core.zero_shot import answer_questions, task_score
-from tests.corpora import text_of, word_tokenizer, write_fgrams, write_tokens, zipf_documents
-from tests.served_models import SEPARATOR, VOCAB, publish_checkpoint, random_llama, trained_model
-from tests.stages import snapshot
-from tests.tasks import write_task
+from ray_jobs.evaluate import evaluate_model
+from ray_jobs.evaluate.evaluate_model import EvaluateConfig
+from ray_jobs.precompute import precompute_embeddings
+from ray_jobs.precompute.precompute_embeddings import PrecomputeConfig
+from ray_jobs.runtime.units import Tracking
+from ray_jobs.tokenize import tokenize_corpus
+from ray_jobs.tokenize.config import TokenizeConfig
+from scone_core.artifacts.manifests import ArtifactError, FgramsManifest, load_manifest
+from scone_core.corpus.tokenizer import Tokenizer
+from scone_core.evaluation.scores import ALL_SOURCES
+from scone_core.evaluation.task_files import read_questions
+from scone_core.evaluation.text import embed_on_the_fly, read_sources
+from scone_core.evaluation.zero_shot import answer_questions, task_score
+from scone_core.fgrams.index import FGramIndex
+from scone_core.model.scone_lm import SconeLM
+from tests import BUNDLED
+from tests.builders.corpora import (
+    text_of,
+    word_tokenizer,
+    write_fgrams,
+    write_tokens,
+    zipf_documents,
+)
+from tests.builders.served_models import (
+    SEPARATOR,
+    VOCAB,
+    publish_checkpoint,
+    random_llama,
+    trained_model,
+)
+from tests.builders.tasks import write_task
+from tests.programs.stages import snapshot
 
 QUIZ = "quiz/rc_0shot"
 DOCUMENTS = zipf_documents(num_documents=30, mean_length=80, vocab_size=VOCAB, seed=7)
@@ -225,7 +240,7 @@ def test_sources_of_a_tokenized_corpus_have_the_bytes_of_their_files(tmp_path: P
     tokenize_corpus.run(
         TokenizeConfig(
             inputs=(str(tmp_path / "corpus"),),
-            tokenizer=str(Path(__file__).parents[1] / "data" / "tokenizer.json"),
+            tokenizer=str(BUNDLED / "tokenizer.json"),
             out=str(tmp_path / "tokens"),
         )
     )

@@ -7,11 +7,11 @@ import pytest
 import ray
 import torch
 
-from ray_jobs.lookup import ActorLookup, LocalLookup, NodesLookup, node_actor, open_lookup
-from scone_core.artifacts import RowFormat
-from scone_core.served_folder import SconeSection
-from scone_core.tiers import Tiers
-from tests.served_models import publish_fgrams, publish_table, random_fgrams
+from ray_jobs.serve.lookup import ActorLookup, LocalLookup, NodesLookup, node_actor, open_lookup
+from scone_core.artifacts.manifests import RowFormat
+from scone_core.serving.served_folder import SconeSection
+from scone_core.table.tiers import Tiers
+from tests.builders.served_models import publish_fgrams, publish_table, random_fgrams
 
 
 def make_section(folder: Path, rows: RowFormat) -> SconeSection:

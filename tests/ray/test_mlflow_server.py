@@ -4,14 +4,14 @@ import re
 import subprocess
 from collections.abc import Generator
 from http.client import HTTPConnection
-from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.processes import free_port, kill_group, script, wait_until
+from tests import ROOT
+from tests.programs.processes import free_port, kill_group, script, wait_until
 
-RECIPE = Path(__file__).parents[2] / "cluster" / "mlflow.yaml"
+RECIPE = ROOT / "cluster" / "mlflow.yaml"
 
 
 @pytest.fixture(scope="module")

@@ -8,35 +8,35 @@ import numpy as np
 import pytest
 import torch
 
-from ray_jobs import grow_fgrams
-from ray_jobs.grow_fgrams import GrowConfig
-from ray_jobs.precompute_embeddings import PrecomputeConfig, run
-from ray_jobs.runtime import Cluster
-from scone_core import artifacts
-from scone_core.artifacts import (
+from ray_jobs.count import grow_fgrams
+from ray_jobs.count.grow_fgrams import GrowConfig
+from ray_jobs.precompute.precompute_embeddings import PrecomputeConfig, run
+from ray_jobs.runtime.units import Cluster
+from scone_core.artifacts import manifests
+from scone_core.artifacts.manifests import (
     ArtifactError,
     EmbeddingsManifest,
     FgramsManifest,
     load_manifest,
 )
-from scone_core.decoders import DecoderConfig
-from scone_core.evaluation import embed_from_table, embed_on_the_fly
-from scone_core.fgram_index import FGramIndex
-from scone_core.fgrams import depth_first_order, read_fgrams
-from scone_core.forest import build_forest
-from scone_core.model import SconeLM
-from scone_core.table import EmbeddingTable
-from scone_core.table_check import check_table
-from scone_core.tiers import Tiers
-from tests import plain_precompute
-from tests.served_models import (
+from scone_core.evaluation.text import embed_from_table, embed_on_the_fly
+from scone_core.fgrams.fgram_shards import depth_first_order, read_fgrams
+from scone_core.fgrams.index import FGramIndex
+from scone_core.model.decoders import DecoderConfig
+from scone_core.model.forest import build_forest
+from scone_core.model.scone_lm import SconeLM
+from scone_core.table.check import check_table
+from scone_core.table.embedding_table import EmbeddingTable
+from scone_core.table.tiers import Tiers
+from tests.builders.served_models import (
     VOCAB,
     publish_checkpoint,
     publish_fgrams,
     random_fgrams,
     trained_model,
 )
-from tests.stages import ROOT, kill_at_random_points, kill_when, snapshot
+from tests.oracles import plain_precompute
+from tests.programs.stages import ROOT, kill_at_random_points, kill_when, snapshot
 
 LONG_DOT_PRODUCTS = DecoderConfig(
     hidden_size=64,
@@ -163,7 +163,7 @@ def test_a_finished_table_is_not_computed_again(
     inputs: Path, table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manifest = run(config_for(inputs, table, num_actors=2))
-    assert manifest == artifacts.load_manifest(EmbeddingsManifest, str(table))
+    assert manifest == manifests.load_manifest(EmbeddingsManifest, str(table))
     assert "up to date" in capsys.readouterr().out
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from ray_jobs.table_tools import Convert, convert, convert_rows
-from scone_core import artifacts
-from scone_core.artifacts import ArtifactError
-from scone_core.table import EmbeddingTable
-from tests.served_models import publish_fgrams, publish_table, random_fgrams
-from tests.stages import snapshot
+from ray_jobs.precompute.table_tools import Convert, convert, convert_rows
+from scone_core.artifacts import manifests
+from scone_core.artifacts.manifests import ArtifactError
+from scone_core.table.embedding_table import EmbeddingTable
+from tests.builders.served_models import publish_fgrams, publish_table, random_fgrams
+from tests.programs.stages import snapshot
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_a_converted_table_holds_the_rounded_rows_and_keeps_its_origin(
     assert manifest.bytes_per_row == 64 + 4
     for field in ("fgrams_fingerprint", "checkpoint_fingerprint", "tokenizer_sha256", "num_rows"):
         assert getattr(manifest, field) == getattr(original.manifest, field)
-    artifacts.verify_shards(config.out, manifest.shards)
+    manifests.verify_shards(config.out, manifest.shards)
     before = snapshot(tmp_path / "int8")
     assert convert(config) == manifest
     assert snapshot(tmp_path / "int8") == before

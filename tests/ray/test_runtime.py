@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ray_jobs.runtime import Cluster, connect, run_units
-from scone_core.artifacts import write_receipt
+from ray_jobs.runtime.units import Cluster, connect, run_units
+from scone_core.artifacts.manifests import write_receipt
 
 NAMES = [f"unit-{number}" for number in range(5)]
 

@@ -10,16 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ray_jobs.runtime import main
-from ray_jobs.tokenize_config import TokenizeConfig
-from ray_jobs.tokenize_corpus import run
-from scone_core import artifacts
-from scone_core.artifacts import ArtifactError, TokensManifest
-from scone_core.token_shards import map_documents, validate_tokens
-from scone_core.tokenizer import Tokenizer
-from tests.stages import kill_when, run_script, snapshot
+from ray_jobs.runtime.units import main
+from ray_jobs.tokenize.config import TokenizeConfig
+from ray_jobs.tokenize.tokenize_corpus import run
+from scone_core.artifacts import manifests
+from scone_core.artifacts.manifests import ArtifactError, TokensManifest
+from scone_core.corpus.token_shards import map_documents, validate_tokens
+from scone_core.corpus.tokenizer import Tokenizer
+from tests import BUNDLED
+from tests.programs.stages import kill_when, run_script, snapshot
 
-TOKENIZER = Path(__file__).parents[1] / "data" / "tokenizer.json"
+TOKENIZER = BUNDLED / "tokenizer.json"
 
 
 def write_corpus(folder: Path, *, num_files: int = 4, num_records: int = 400) -> None:
@@ -73,7 +74,7 @@ def test_bytes_do_not_depend_on_workers_or_the_order_of_inputs(tmp_path: Path) -
 
 
 def documents_of(folder: str) -> list[list[int]]:
-    manifest = artifacts.load_manifest(TokensManifest, folder)
+    manifest = manifests.load_manifest(TokensManifest, folder)
     documents = []
     for shard in manifest.shards:
         tokens_L, offsets_D1 = map_documents(folder, shard)
@@ -138,10 +139,10 @@ def test_killed_and_run_again_equals_uninterrupted(tmp_path: Path) -> None:
     run(expected)
     out = tmp_path / "killed"
     config = config_for(tmp_path, "killed")
-    receipts = out / artifacts.RECEIPTS
+    receipts = out / manifests.RECEIPTS
     command = [*arguments(config), "--shard-mb", "1"]
     kill_when(lambda: any(receipts.glob("shard-*")), "tokenize_corpus.py", *command)
-    assert not (out / artifacts.MANIFEST).exists()
+    assert not (out / manifests.MANIFEST).exists()
     run(config)
     assert snapshot(out) == snapshot(tmp_path / "whole")
 
@@ -197,7 +198,7 @@ def test_bad_input_ends_in_one_clear_line_and_changes_nothing(
         assert words in message
         assert "\n" not in message
         assert snapshot(tmp_path / name) == before
-        assert not (Path(config.out) / artifacts.MANIFEST).exists()
+        assert not (Path(config.out) / manifests.MANIFEST).exists()
 
 
 def test_bad_input_ends_the_process_with_its_reason_as_the_last_line(tmp_path: Path) -> None:
@@ -237,8 +238,8 @@ def test_a_corrupted_shard_is_found_by_its_reader(tmp_path: Path) -> None:
         validate_tokens(config.out)
     shard.write_bytes(content[:-10])
     with pytest.raises(ArtifactError, match="bytes"):
-        artifacts.map_shard(
-            config.out, artifacts.load_manifest(TokensManifest, config.out).shards[0]
+        manifests.map_shard(
+            config.out, manifests.load_manifest(TokensManifest, config.out).shards[0]
         )
     os.remove(shard)
     with pytest.raises(ArtifactError, match="missing"):

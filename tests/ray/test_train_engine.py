@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from ray_jobs.train_config import OptimizerConfig, TrainConfig
-from ray_jobs.train_engine import parameter_groups
-from ray_jobs.train_worker import build_model
-from scone_core.batches import TokenStream, TrainingBatches
-from scone_core.decoders import DecoderConfig
-from scone_core.fgram_index import FGramIndex
-from scone_core.fgram_model import FgramModelConfig
-from tests.corpora import write_fgrams, write_tokens, zipf_documents
-from tests.train_ranks import load, run_ranks
+from ray_jobs.train.config import OptimizerConfig, TrainConfig
+from ray_jobs.train.engine import parameter_groups
+from ray_jobs.train.worker import build_model
+from scone_core.fgrams.index import FGramIndex
+from scone_core.model.decoders import DecoderConfig
+from scone_core.model.fgram_model import FgramModelConfig
+from scone_core.training.batches import TokenStream, TrainingBatches
+from tests.builders.corpora import write_fgrams, write_tokens, zipf_documents
+from tests.programs.train_ranks import load, run_ranks
 
 VOCAB_SIZE = 2048
 STEPS = 3

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from ray_jobs.resume import ResumePoint, complete_points, drop_states, find_resume_point
-from ray_jobs.train_config import OptimizerConfig, TrainConfig
-from scone_core.artifacts import ArtifactError
-from scone_core.decoders import DecoderConfig
-from scone_core.fgram_model import FgramModelConfig
-from tests.corpora import write_fgrams, write_tokens, zipf_documents
-from tests.train_ranks import load, run_ranks
+from ray_jobs.train.config import OptimizerConfig, TrainConfig
+from ray_jobs.train.resume import ResumePoint, complete_points, drop_states, find_resume_point
+from scone_core.artifacts.manifests import ArtifactError
+from scone_core.model.decoders import DecoderConfig
+from scone_core.model.fgram_model import FgramModelConfig
+from tests.builders.corpora import write_fgrams, write_tokens, zipf_documents
+from tests.programs.train_ranks import load, run_ranks
 
 VOCAB_SIZE = 96
 STAGES = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.served_models import Reference, write_served_folder
+from tests.builders.served_models import Reference, write_served_folder
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ NUM_BLOCKS = 64
 """KV cache of 64 x 32 tokens: enough for the prompts and short answers, not for the long ones."""
 
 
-SCONE_WORKER = "ray_jobs.vllm_plugin.runner.SconeCPUWorker"
+SCONE_WORKER = "ray_jobs.serve.vllm_plugin.runner.SconeCPUWorker"
 
 
 def main(served: str, placement: str, answers: str, worker: str = SCONE_WORKER) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.processes import free_port, kill_group, script, wait_until
+from tests.programs.processes import free_port, kill_group, script, wait_until
 
 
 class Head:

@@ -12,12 +12,13 @@ import openai
 import pytest
 import yaml
 
-from tests.corpora import text_of
-from tests.processes import free_port
+from tests import ROOT
+from tests.builders.corpora import text_of
+from tests.builders.served_models import MAX_LENGTH, VOCAB, Agreement, Reference
+from tests.programs.processes import free_port
 from tests.serve.head import Head
-from tests.served_models import MAX_LENGTH, VOCAB, Agreement, Reference
 
-SERVE_YAML = Path(__file__).parents[2] / "cluster" / "serve.yaml"
+SERVE_YAML = ROOT / "cluster" / "serve.yaml"
 LENGTHS = [1, 2, 3, 5, 17, 31, 32, 33, 64, 100, 200, 259]
 PROMPT = [5, 6, 7, 8]
 

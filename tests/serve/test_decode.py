@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from ray_jobs.measure_decode import DecodeConfig, DecodeManifest, run
-from scone_core import artifacts
-from tests.corpora import write_tokens, zipf_documents
-from tests.served_models import VOCAB, publish_served
-from tests.stages import run_script
+from ray_jobs.serve.measure_decode import DecodeConfig, DecodeManifest, run
+from scone_core.artifacts import manifests
+from tests.builders.corpora import write_tokens, zipf_documents
+from tests.builders.served_models import VOCAB, publish_served
+from tests.programs.stages import run_script
 
 
 def test_both_models_are_served_once_and_never_again(
@@ -33,7 +33,7 @@ def test_both_models_are_served_once_and_never_again(
     options = [f"--{name.replace('_', '-')}={getattr(config, name)}" for name in names]
     code, output = run_script("measure_decode.py", *options)
     assert code == 0, output[-6000:]
-    measured = artifacts.load_manifest(DecodeManifest, config.out)
+    measured = manifests.load_manifest(DecodeManifest, config.out)
     assert measured.decode_tokens_per_s > 0
     assert measured.decode_tokens_per_s_baseline > 0
     assert measured.answer

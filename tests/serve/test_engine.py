@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.served_models import Agreement, Reference
+from tests.builders.served_models import Agreement, Reference
 
 Scenarios = dict[str, dict[str, Any]]
 EVERY_SCENARIO = ("fresh", "repeated", "continued", "crowded")

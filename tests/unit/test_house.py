@@ -9,13 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ray_jobs.tokenize_worker import to_table
-from scone_core.documents import Pack
-from scone_core.fgrams import fgram_schema, ngram_batch
-from scone_core.ngrams import NGrams
-from scone_core.tokenized import documents_to_batch
-
-ROOT = Path(__file__).parents[2]
+from ray_jobs.tokenize.worker import to_table
+from scone_core.corpus.documents import Pack
+from scone_core.corpus.token_files import documents_to_batch
+from scone_core.counting.one_scan import NGrams
+from scone_core.fgrams.fgram_shards import fgram_schema, ngram_batch
+from tests import ROOT
 
 
 def sources() -> list[Path]:
@@ -48,7 +47,8 @@ def test_ray_train_apis_that_raise_are_not_used(name: str) -> None:
 
 
 def test_counting_imports_no_torch() -> None:
-    code = "import sys, scone_core.fgrams, scone_core.ngrams; print('torch' in sys.modules)"
+    modules = "scone_core.fgrams.fgram_shards, scone_core.counting.one_scan"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

@@ -1,0 +1,1 @@
+"""checkpoint/v1 -> perplexity per source, zero-shot tasks."""

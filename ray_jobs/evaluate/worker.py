@@ -1,0 +1,174 @@
+"""units of evaluation -> their receipts: what each copy of the model does.
+
+A unit is a range of windows of the text, or a range of questions of a task. Ranges are fixed by
+the configuration, because they decide the batches and so the last bits of every sum.
+"""
+
+from collections.abc import Callable
+from functools import cache, cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedConfig
+
+from ray_jobs.evaluate.config import EvaluateConfig
+from scone_core.artifacts import storage
+from scone_core.artifacts.config import Frozen
+from scone_core.artifacts.manifests import CheckpointManifest, load_manifest
+from scone_core.corpus.tokenizer import Tokenizer
+from scone_core.evaluation.task_files import read_questions
+from scone_core.evaluation.text import (
+    DocumentSums,
+    Embed,
+    embed_from_table,
+    embed_on_the_fly,
+    evaluate_documents,
+    num_windows,
+)
+from scone_core.evaluation.zero_shot import Answer, Question, answer_questions
+from scone_core.fgrams.index import FGramIndex
+from scone_core.model.decoders import load_causal_lm
+from scone_core.model.scone_lm import SconeLM
+from scone_core.table.embedding_table import EmbeddingTable
+from scone_core.training.batches import AttentionSpan, TokenStream
+
+UNIT_TOKENS = 1 << 14
+"""Of text, about."""
+UNIT_QUESTIONS = 64
+BATCH_TOKENS = 2048
+"""Of one forward pass over text. Its logits take 400 MB at 49,152 tokens of vocabulary."""
+
+
+class Unit(Frozen):
+    """One resumable piece of work."""
+
+    name: str
+    """Of its receipt."""
+    task: str | None
+    """None for text."""
+    first: int
+    """Window or question."""
+    last: int
+    """The one behind the last."""
+
+
+def plan_units(config: EvaluateConfig) -> list[Unit]:
+    """All units of a resolved configuration, in the order in which their sums are added."""
+    units = []
+    if config.tokens is not None:
+        length = _length(config)
+        total = num_windows(TokenStream.open(config.tokens), length)
+        units += _split("text", None, total, max(1, UNIT_TOKENS // length))
+    for task in config.tasks if config.task_files is not None else ():
+        name = f"task-{task.replace('/', '-')}"
+        units += _split(name, task, len(_questions(config, task)), UNIT_QUESTIONS)
+    return units
+
+
+def _split(name: str, task: str | None, total: int, size: int) -> list[Unit]:
+    return [
+        Unit(name=f"{name}-{n:05d}", task=task, first=first, last=min(first + size, total))
+        for n, first in enumerate(range(0, total, size))
+    ]
+
+
+def _length(config: EvaluateConfig) -> int:
+    assert config.sequence_length is not None, "the configuration is resolved"
+    return config.sequence_length
+
+
+def _attention_span(config: EvaluateConfig) -> AttentionSpan:
+    """As in training."""
+    if config.checkpoint is None:
+        return "sequence"
+    return load_manifest(CheckpointManifest, config.checkpoint).config.get(
+        "attention_span", "sequence"
+    )
+
+
+@cache
+def _questions(config: EvaluateConfig, task: str) -> list[Question]:
+    assert config.task_files is not None, "tasks are asked for"
+    return read_questions(config.task_files, task, num_questions=config.num_questions)
+
+
+class Evaluator:
+    """A Ray actor that holds the model. It has one thread, so that no sum depends on threads."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        """`settings`: a resolved EvaluateConfig as JSON."""
+        torch.set_num_threads(1)
+        self._config = EvaluateConfig.model_validate(settings)
+        self._model = _load_model(self._config)
+        self._embed = _embed(self._config, self._model)
+
+    def score(self, unit: Unit) -> tuple[str, dict[str, Any]]:
+        """The name and the content of the receipt."""
+        content = self._score_text(unit) if unit.task is None else self._answer(unit, unit.task)
+        return unit.name, content
+
+    def _score_text(self, unit: Unit) -> dict[str, list[float]]:
+        assert self._config.tokens is not None, "text is asked for"
+        length = _length(self._config)
+        sums = evaluate_documents(
+            self._model.main_model,
+            self._embed,
+            TokenStream.open(self._config.tokens),
+            windows=np.arange(unit.first, unit.last),
+            sequence_length=length,
+            batch_size=max(1, BATCH_TOKENS // length),
+            attention_span=_attention_span(self._config),
+        )
+        return {name: column.tolist() for name, column in sums._asdict().items()}
+
+    def _answer(self, unit: Unit, task: str) -> dict[str, list[dict[str, Any]]]:
+        answers = answer_questions(
+            _questions(self._config, task)[unit.first : unit.last],
+            main_model=self._model.main_model,
+            embed=self._embed,
+            encode=self._encode,
+            start_id=_start_id(self._model.main_model.config),
+            max_length=_length(self._config),
+        )
+        return {"answers": [answer.model_dump() for answer in answers]}
+
+    @cached_property
+    def _encode(self) -> Callable[[str], np.ndarray]:
+        path = storage.join(self._config.model_folder, "tokenizer.json")
+        return Tokenizer(storage.local_copy(path)).encode
+
+
+def read_text(contents: list[dict[str, Any]]) -> DocumentSums:
+    """The sums in the receipts of the text."""
+    return DocumentSums.join(
+        DocumentSums(*(np.array(content[name]) for name in DocumentSums._fields))
+        for content in contents
+    )
+
+
+def read_answers(contents: list[dict[str, Any]]) -> list[Answer]:
+    """The answers in the receipts of a task."""
+    return [Answer.model_validate(answer) for content in contents for answer in content["answers"]]
+
+
+def _load_model(config: EvaluateConfig) -> SconeLM:
+    if config.checkpoint is not None:
+        return SconeLM.load(config.checkpoint)
+    return SconeLM(load_causal_lm(Path(config.model_folder)).float()).eval()
+
+
+def _embed(config: EvaluateConfig, model: SconeLM) -> Embed:
+    index = None if config.fgrams is None else FGramIndex.open(config.fgrams)
+    if index is None or config.table is None:
+        return partial(embed_on_the_fly, model=model, matcher=index)
+    table = EmbeddingTable.open(config.table)
+    return partial(embed_from_table, model=model, index=index, table=table)
+
+
+def _start_id(config: PreTrainedConfig) -> int:
+    """What stands before a text: the beginning token, else the separator."""
+    if config.bos_token_id is not None:
+        return config.bos_token_id
+    return config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id

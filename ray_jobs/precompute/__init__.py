@@ -1,0 +1,1 @@
+"""checkpoint/v1 + fgrams/v1 -> embeddings/v1."""

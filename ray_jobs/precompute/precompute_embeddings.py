@@ -1,0 +1,253 @@
+"""checkpoint/v1 + fgrams/v1 -> embeddings/v1: the f-gram model's output for every f-gram."""
+
+from typing import Annotated, Any
+
+import matplotlib.figure
+import mlflow
+import numpy as np
+import ray
+from pydantic import Field
+
+from ray_jobs.precompute.worker import BlockActor
+from ray_jobs.runtime.tracking import log_manifest, stage_run
+from ray_jobs.runtime.units import JobConfig, Progress, connect, run_units, units_dataset
+from scone_core.artifacts import manifests, storage
+from scone_core.artifacts.config import InputPath, Resource, Role
+from scone_core.artifacts.manifests import (
+    ArtifactError,
+    CheckpointManifest,
+    EmbeddingsManifest,
+    FgramsManifest,
+    RowFormat,
+    Shard,
+)
+from scone_core.table.build import BuildPlan, assemble_shard, sort_fgrams
+from scone_core.table.embedding_table import EmbeddingTable
+from scone_core.table.row_formats import STORAGE, table_rows, width_of
+
+SAME_BITS_FOR_ANY_THREADS = {"MKL_CBWR": "AUTO,STRICT"}
+"""Without it, MKL splits long dot products by thread count: a [333, 8192] x [8192, 64] product
+differed between 1 and 2 threads.
+"""
+
+
+class PrecomputeConfig(JobConfig):
+    """Options of the precompute stage."""
+
+    checkpoint: InputPath
+    """Folder or URI of a checkpoint/v1 artifact that was trained with f-grams."""
+    fgrams: InputPath
+    """Folder or URI of the fgrams/v1 artifact it was trained with, or of a later generation."""
+    grow: Annotated[str | None, Role("input")] = None
+    """Folder or URI of this checkpoint's table for an earlier generation of the f-grams: its shards
+    are taken over as they are, and only the rows of newer f-grams are computed."""
+    rows: RowFormat = "bf16"
+    """Format of the stored rows; int8 and fp8 take half the bytes of bf16, with one scale per row.
+    """
+    rows_per_shard: int = Field(default=1 << 18, ge=1)
+    """Rows of one published shard, which a task assembles in memory."""
+    fgrams_per_block: int = Field(default=1 << 16, ge=1)
+    """F-grams of one resumable unit."""
+    fgrams_per_forest: int = Field(default=1 << 14, ge=1)
+    """F-grams of one forward pass; decides its memory and, by its shapes, the last bits of rows."""
+    num_actors: Resource[int | None] = Field(default=None, ge=1)
+    """Copies of the model; by default as many as the cluster's CPUs (or GPUs) hold."""
+    cpus_per_actor: Resource[int] = Field(default=1, ge=1)
+    gpus_per_actor: Resource[float] = Field(default=0, ge=0)
+
+
+def run(config: PrecomputeConfig) -> EmbeddingsManifest:
+    """Precompute the embedding of every f-gram."""
+    checkpoint, fgrams, earlier = _load_inputs(config)
+    inputs = {"checkpoint": checkpoint.fingerprint, "fgrams": fgrams.fingerprint}
+    if earlier is not None:
+        inputs["grow"] = earlier.fingerprint
+    if done := manifests.claim(EmbeddingsManifest, config.out, config, inputs):
+        print(f"precompute: {config.out} is up to date")
+        return done
+    common = manifests.plan_fields(EmbeddingsManifest, config, inputs)
+    connect(config.cluster)
+    with stage_run(config, stage="precompute", fingerprint=common["fingerprint"]):
+        shards = _take_over(config, fgrams, earlier)
+        plan = _plan(config, fgrams, earlier)
+        shards += _write_shards(config, plan)
+        manifest = _manifest(config, fgrams, checkpoint, shards, common)
+        storage.remove_folder(plan.block_folder)
+        manifests.publish(config.out, manifest)
+        _log(config, manifest)
+    return manifest
+
+
+def _plan(
+    config: PrecomputeConfig, fgrams: FgramsManifest, earlier: EmbeddingsManifest | None
+) -> BuildPlan:
+    return BuildPlan(
+        checkpoint=config.checkpoint,
+        fgrams=config.fgrams,
+        out=config.out,
+        rows=config.rows,
+        first_id=earlier.num_rows if earlier else 0,
+        last_id=fgrams.num_fgrams,
+        num_shards_before=len(earlier.shards) if earlier else 0,
+        rows_per_shard=config.rows_per_shard,
+        fgrams_per_block=config.fgrams_per_block,
+        fgrams_per_forest=config.fgrams_per_forest,
+    )
+
+
+def _load_inputs(
+    config: PrecomputeConfig,
+) -> tuple[CheckpointManifest, FgramsManifest, EmbeddingsManifest | None]:
+    """Of the checkpoint, the f-grams and the table that grows, which belong together."""
+    checkpoint = manifests.load_manifest(CheckpointManifest, config.checkpoint)
+    if checkpoint.fgrams_fingerprint is None:
+        raise ArtifactError(
+            f"checkpoint={config.checkpoint!r}: a plain baseline has no f-gram model to precompute"
+        )
+    fgrams = manifests.load_manifest(FgramsManifest, config.fgrams)
+    checkpoint.require_fgrams(fgrams, f"fgrams={config.fgrams!r}")
+    if config.grow is None:
+        return checkpoint, fgrams, None
+    earlier = manifests.load_manifest(EmbeddingsManifest, config.grow)
+    for field, found, expected in (
+        ("checkpoint_fingerprint", earlier.checkpoint_fingerprint, checkpoint.fingerprint),
+        ("row_format", earlier.row_format, config.rows),
+    ):
+        remedy = "grow a table of the same checkpoint and format, or leave grow away"
+        manifests.require_equal(f"grow={config.grow!r}: {field}", found, expected, remedy)
+    if earlier.fgrams_fingerprint not in {g.fingerprint for g in fgrams.earlier}:
+        raise ArtifactError(
+            f"grow={config.grow!r}: its f-grams {earlier.fgrams_fingerprint!r} are no earlier "
+            f"generation of fgrams={config.fgrams!r}; leave grow away to compute all rows"
+        )
+    return checkpoint, fgrams, earlier
+
+
+def _take_over(
+    config: PrecomputeConfig, fgrams: FgramsManifest, earlier: EmbeddingsManifest | None
+) -> tuple[Shard, ...]:
+    """The shards of the table that grows, which are now in `out`, too; and the ranks."""
+    copies = []
+    if fgrams.ranks is not None:
+        copies.append((config.fgrams, fgrams.ranks.name))
+    if config.grow is not None and earlier is not None:
+        copies += [(config.grow, shard.name) for shard in earlier.shards]
+    for folder, name in copies:
+        storage.copy_file(storage.join(folder, name), storage.join(config.out, name))
+    return earlier.shards if earlier else ()
+
+
+def _write_shards(config: PrecomputeConfig, plan: BuildPlan) -> tuple[Shard, ...]:
+    """Sort, compute blocks, assemble shards; no block is needed once every shard is there."""
+    blocks: list[Shard] = []
+    if None in _receipts(plan, plan.shard_names):
+        (order,) = run_units(
+            "precompute: sort",
+            ["sorted"],
+            lambda _: sort_fgrams(plan).model_dump(),
+            folder=plan.out,
+        )
+        blocks = _write_blocks(config, plan, Shard.model_validate(order))
+    receipts = run_units(
+        "precompute: assemble",
+        plan.shard_names,
+        lambda number: assemble_shard(plan, blocks, number).model_dump(),
+        folder=plan.out,
+    )
+    return tuple(Shard.model_validate(receipt) for receipt in receipts)
+
+
+def _write_blocks(config: PrecomputeConfig, plan: BuildPlan, sorted_fgrams: Shard) -> list[Shard]:
+    receipts = _receipts(plan, plan.block_names)
+    if todo := [n for n, receipt in enumerate(receipts) if receipt is None]:
+        computed = units_dataset(todo).map_batches(
+            BlockActor,
+            fn_constructor_args=(
+                plan,
+                sorted_fgrams,
+                "cuda" if config.gpus_per_actor else "cpu",
+                config.cpus_per_actor,
+            ),
+            batch_size=1,
+            batch_format="pyarrow",
+            compute=ray.data.ActorPoolStrategy(
+                min_size=1, max_size=min(len(todo), _num_actors(config))
+            ),
+            num_cpus=config.cpus_per_actor,
+            num_gpus=config.gpus_per_actor,
+            runtime_env={"env_vars": SAME_BITS_FOR_ANY_THREADS},
+        )
+        progress = Progress(
+            "precompute: compute",
+            unit="f-grams",
+            total=plan.num_fgrams,
+            done=sum(receipt["num_rows"] for receipt in receipts if receipt is not None),
+        )
+        for block in computed.iter_rows():
+            progress.advance(block["num_fgrams"])
+    return [Shard.model_validate(receipt) for receipt in _receipts(plan, plan.block_names)]
+
+
+def _manifest(
+    config: PrecomputeConfig,
+    fgrams: FgramsManifest,
+    checkpoint: CheckpointManifest,
+    shards: tuple[Shard, ...],
+    common: dict[str, Any],
+) -> EmbeddingsManifest:
+    rows_ND = table_rows(manifests.map_shard(config.out, shards[0]))
+    width = width_of(rows_ND, config.rows)
+    return EmbeddingsManifest(
+        **common,
+        shards=shards,
+        fgrams_fingerprint=fgrams.fingerprint,
+        checkpoint_fingerprint=checkpoint.fingerprint,
+        tokenizer_sha256=fgrams.tokenizer_sha256,
+        max_n=fgrams.max_n,
+        num_rows=fgrams.num_fgrams,
+        width=width,
+        row_format=config.rows,
+        ranks=fgrams.ranks,
+        bytes_per_row=STORAGE[config.rows].num_bytes(width),
+    )
+
+
+def _log(config: PrecomputeConfig, manifest: EmbeddingsManifest) -> None:
+    """Size of the table and, as a plot, the RMS of rows from the most to the least frequent."""
+    ids_M = np.unique(np.geomspace(1, manifest.num_rows, 2000).astype(np.int64)) - 1
+    rms_M = EmbeddingTable.open(config.out).vectors(ids_M).float().square().mean(1).sqrt()
+    figure = matplotlib.figure.Figure()
+    axes = figure.subplots()
+    axes.loglog(ids_M + 1, rms_M, ".", markersize=2)
+    axes.set(xlabel="rank of the f-gram", ylabel="RMS of its row", title="Rows of the table")
+    mlflow.log_figure(figure, "row_rms.png")
+    mlflow.log_metrics(
+        {
+            "rows": manifest.num_rows,
+            "table_bytes": manifest.num_rows * manifest.bytes_per_row,
+            "row_rms_mean": float(rms_M.mean()),
+        }
+    )
+    log_manifest(manifest)
+
+
+def _num_actors(config: PrecomputeConfig) -> int:
+    """Copies of the model that fit the cluster.
+
+    Raises:
+        ValueError: not even one fits.
+    """
+    resources = ray.cluster_resources()
+    fitting = resources.get("CPU", 0) // config.cpus_per_actor
+    if config.gpus_per_actor:
+        fitting = min(fitting, resources.get("GPU", 0) // config.gpus_per_actor)
+    if fitting == 0:
+        raise ValueError(
+            f"cpus_per_actor={config.cpus_per_actor}, gpus_per_actor={config.gpus_per_actor}: "
+            f"the cluster has {resources.get('CPU', 0):g} CPUs and {resources.get('GPU', 0):g} GPUs"
+        )
+    return int(min(fitting, config.num_actors or fitting))
+
+
+def _receipts(plan: BuildPlan, names: list[str]) -> list[dict[str, Any] | None]:
+    return [manifests.read_receipt(plan.out, name) for name in names]

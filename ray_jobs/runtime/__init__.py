@@ -1,0 +1,1 @@
+"""What all stages share: configs, cluster, units of work, progress, tracking, command line."""

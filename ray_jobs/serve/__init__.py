@@ -1,0 +1,1 @@
+"""Checkpoint, f-grams and table -> served folder -> OpenAI API."""

@@ -1,0 +1,1 @@
+"""Text -> tokens/v1."""

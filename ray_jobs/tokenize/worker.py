@@ -1,0 +1,136 @@
+"""What tasks and actors of the tokenize stage do: groups of files -> packs -> shards with receipts.
+
+Workers import this module and no other of the stage: MLflow alone would take them seconds.
+"""
+
+import json
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from ray_jobs.tokenize.config import TokenizeConfig
+from scone_core.artifacts import manifests, storage
+from scone_core.corpus.chat import ChatTokenizer, read_template
+from scone_core.corpus.documents import Pack, read_packs
+from scone_core.corpus.input_files import SourceFile
+from scone_core.corpus.token_files import documents_to_batch, read_token_packs
+from scone_core.corpus.tokenizer import Engine, Tokenizer
+
+
+def read_group(
+    batch: pa.Table, *, groups: list[list[SourceFile]], config: TokenizeConfig
+) -> Iterator[pa.Table]:
+    """The packs of a group that are no shards yet, one row each."""
+    group = batch["group"][0].as_py()
+    num_packs = 0
+    for pack in read_packs(groups[group], config.form, config.shard_mb << 20):
+        num_packs += 1
+        if manifests.read_receipt(config.out, pack_name(group, pack.number)) is None:
+            yield to_table(group, pack)
+    manifests.write_receipt(config.out, group_name(group), {"num_packs": num_packs})
+
+
+def to_table(group: int, pack: Pack) -> pa.Table:
+    return pa.table(
+        {
+            "group": [group],
+            "pack": [pack.number],
+            "doc_ids": pa.array([pack.doc_ids], pa.large_list(pa.uint64())),
+            "texts": pa.array([pack.texts], pa.large_list(pa.large_string())),
+            "num_bytes": [pack.num_bytes],
+            "num_skipped": [json.dumps(pack.num_skipped)],
+        }
+    )
+
+
+class ShardWriter:
+    """Encodes packs and publishes each as a shard with its receipt; one per worker."""
+
+    def __init__(self, config: TokenizeConfig, engine: Engine) -> None:
+        self._out = config.out
+        self._tokenizer = Tokenizer(storage.local_copy(config.tokenizer), engine=engine)
+        self._chat = _chat_tokenizer(config, self._tokenizer)
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        row = batch.drop_columns("texts").to_pylist()[0]
+        texts = (text.as_py() for text in batch["texts"][0].values)  # each fresh in the cache
+        num_bytes, targets = row["num_bytes"], None
+        if self._chat is None:
+            documents = [self._tokenizer.encode(text) for text in texts]
+        else:
+            chats = [self._chat.encode(json.loads(text)) for text in texts]
+            documents = [chat.tokens_L for chat in chats]
+            targets = [chat.is_target_L for chat in chats]
+            num_bytes = sum(chat.num_target_bytes for chat in chats)
+        tokens = documents_to_batch(row["doc_ids"], documents, self._tokenizer.vocab_size, targets)
+        num_tokens = _publish_shard(
+            self._out,
+            row["group"],
+            row["pack"],
+            tokens,
+            num_bytes,
+            json.loads(row["num_skipped"]),
+            None if targets is None else sum(int(part.sum()) for part in targets),
+        )
+        return pa.table({"num_tokens": [num_tokens]})
+
+
+def _chat_tokenizer(config: TokenizeConfig, tokenizer: Tokenizer) -> ChatTokenizer | None:
+    if config.chat_template is None:
+        return None
+    path = storage.local_copy(config.tokenizer)
+    return ChatTokenizer(tokenizer, path, read_template(config.chat_template))
+
+
+def convert_group(
+    row: dict[str, int], *, groups: list[list[SourceFile]], config: TokenizeConfig
+) -> dict[str, int]:
+    """A group of tokenized files as shards."""
+    group = row["number"]
+    tokenizer = Tokenizer(storage.local_copy(config.tokenizer))
+    packs = read_token_packs(
+        groups[group],
+        config.token_form,
+        config.shard_mb << 20,
+        separator_id=tokenizer.separator_id(config.separator),
+        bytes_V=tokenizer.bytes_of_tokens(),
+    )
+    num_packs = num_tokens = 0
+    for pack in packs:
+        shard = documents_to_batch(pack.doc_ids, pack.documents, tokenizer.vocab_size)
+        num_tokens += _publish_shard(config.out, group, pack.number, shard, pack.num_bytes, {})
+        num_packs += 1
+    manifests.write_receipt(config.out, group_name(group), {"num_packs": num_packs})
+    return {"num_tokens": num_tokens}
+
+
+def _publish_shard(
+    out: str,
+    group: int,
+    pack: int,
+    tokens: pa.RecordBatch,
+    num_bytes_text: int,
+    num_skipped: dict[str, int],
+    num_targets: int | None = None,
+) -> int:
+    """Write a shard and its receipt; its tokens."""
+    name = pack_name(group, pack)
+    num_tokens = len(tokens.column("tokens").values)
+    shard = manifests.write_shard(out, f"{name}.arrow", tokens)
+    receipt = {
+        "shard": shard.model_dump(),
+        "num_tokens": num_tokens,
+        "num_bytes_text": num_bytes_text,
+        "num_skipped": num_skipped,
+        "num_targets": num_targets,
+    }
+    manifests.write_receipt(out, name, receipt)
+    return num_tokens
+
+
+def group_name(group: int) -> str:
+    return f"group-{group:05d}"
+
+
+def pack_name(group: int, pack: int) -> str:
+    return f"shard-{group:05d}-{pack:05d}"

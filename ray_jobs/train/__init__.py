@@ -1,0 +1,1 @@
+"""tokens/v1 + fgrams/v1 -> checkpoint/v1."""

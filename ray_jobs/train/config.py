@@ -1,0 +1,162 @@
+"""The options of training, and the learning-rate schedule they describe."""
+
+import math
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from ray_jobs.runtime.units import JobConfig
+from scone_core.artifacts import storage
+from scone_core.artifacts.config import Frozen, InputPath, Resource, Role
+from scone_core.model.decoders import DecoderConfig
+from scone_core.model.fgram_model import FgramModelConfig
+from scone_core.model.input_embeddings import Method, OverEncodingConfig
+from scone_core.model.scone_lm import EmbeddingOptions
+from scone_core.training.batches import AttentionSpan
+
+
+class OptimizerConfig(Frozen):
+    """AdamW, with linear warm-up and a decay of the learning rates."""
+
+    learning_rate: PositiveFloat = 3e-3
+    fgram_learning_rate: PositiveFloat | None = None
+    """Of the f-gram model (or of hashed rows); by default as the main model's."""
+    schedule: Literal["cosine", "linear", "wsd"] = "cosine"
+    """How the learning rates fall: cosine and linear from the end of the warm-up on, wsd (warm-up,
+    stable, decay) linearly over the last part of the steps.
+    """
+    wsd_decay: float = Field(default=0.2, gt=0, le=1)
+    """Part of the steps in which wsd decays."""
+    warmup_steps: NonNegativeInt = 20
+    final_learning_rate: float = Field(default=0.1, ge=0, le=1)
+    """Learning rate at the last step, as a part of the highest."""
+    weight_decay: float = Field(default=0.1, ge=0)
+    """Of matrices; embeddings, norms and gains have none."""
+    fgram_weight_decay: float | None = Field(default=None, ge=0)
+    """Of the f-gram model's matrices; by default as the main model's."""
+    beta2: float = Field(default=0.95, gt=0, lt=1)
+    clip_norm: PositiveFloat = 1.0
+    """Largest norm of the gradient of all parameters together."""
+
+    def rate(self, step: int, *, num_steps: int) -> float:
+        """The part of the learning rates that applies to `step`, counted from 0."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        num_decaying = max(1, num_steps - self.warmup_steps)
+        if self.schedule == "wsd":
+            num_decaying = min(num_decaying, max(1, round(self.wsd_decay * num_steps)))
+        done = max(0.0, (step - (num_steps - num_decaying)) / num_decaying)
+        left = (1 + math.cos(math.pi * done)) / 2 if self.schedule == "cosine" else 1 - done
+        return self.final_learning_rate + (1 - self.final_learning_rate) * left
+
+
+class TrainConfig(JobConfig):
+    """Options of the train stage."""
+
+    train_tokens: InputPath
+    """Folder or URI of a tokens/v1 artifact."""
+    validation_tokens: InputPath
+    """The same for the held-out text."""
+    fgrams: Annotated[str | None, Role("input")] = None
+    """Folder or URI of a fgrams/v1 artifact; without it the plain baseline is trained."""
+    method: Method | None = None
+    """How input embeddings are made: plain, scone, fgram_mean (the mean of an f-gram's token
+    embeddings, no training) or over_encoding (hashed n-gram rows); by default scone with f-grams,
+    plain without.
+    """
+    model: DecoderConfig = DecoderConfig()
+    """The main model, when it starts from scratch."""
+    pretrained: Annotated[str | None, Role("input")] = None
+    """A Hugging Face folder that the main model starts from, in place of `model`."""
+    fgram_model: FgramModelConfig = FgramModelConfig()
+    """The f-gram model of method scone."""
+    over_encoding: OverEncodingConfig = OverEncodingConfig()
+    """The hashed rows of method over_encoding."""
+    sequence_length: PositiveInt = 256
+    global_batch: PositiveInt = 16
+    """Sequences per step, all workers together."""
+    attention_span: AttentionSpan = "sequence"
+    """sequence: attention crosses the documents that are packed into a sequence. document: it ends
+    at their borders, and positions count from there.
+    """
+    steps: PositiveInt = 1000
+    optimizer: OptimizerConfig = OptimizerConfig()
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Of weights and activations in forward and backward passes, beside fp32 master weights; auto
+    is bf16 on GPUs and fp32 on CPUs.
+    """
+    seed: NonNegativeInt = 0
+
+    num_workers: Resource[PositiveInt] = 2
+    """Data-parallel workers. Batches are the same for any number of them."""
+    cpus_per_worker: Resource[PositiveInt] = 1
+    micro_batch: Resource[PositiveInt] = 8
+    """Sequences of one forward pass of one worker; the rest of a step is accumulated."""
+    gpus_per_worker: Resource[Literal[0, 1]] = 0
+    """1 trains on GPUs."""
+    zero_stage: Resource[Literal[0, 1, 2, 3]] = 1
+    """What is spread over the workers: 1 optimizer state, 2 also gradients, 3 also weights."""
+    recompute_activations: Resource[Literal["none", "layers"]] = "none"
+    """layers: keep the inputs of layers alone, and compute the rest again in the backward pass."""
+    eval_every: Resource[PositiveInt] = 100
+    """Steps between evaluations on the validation tokens."""
+    checkpoint_every: Resource[PositiveInt] = 100
+    """Steps between resume states."""
+    keep_last: Resource[PositiveInt] = 1
+    """Resume states to keep, newest first."""
+    keep_best: Resource[NonNegativeInt] = 0
+    """Resume states to keep beside them, lowest held-out perplexity first."""
+    report_every: Resource[PositiveInt] = 10
+    """Steps between reports of loss, gradient norm and speed."""
+    max_failures: Resource[NonNegativeInt] = 3
+    """Worker failures after which training goes on from the last resume state."""
+    resume_folder: Annotated[str | None, Role("output")] = None
+    """A folder that all workers share, for the resume states; by default `resume` in `out`."""
+    network_interface: Resource[str | None] = None
+    """Network interface through which the workers reach each other, where Gloo (or NCCL) picks a
+    wrong one, e.g. eth0.
+    """
+
+    dry_run: Resource[Literal["no", "yes"]] = "no"
+    """yes: print the plan of the run (parameters, memory, FLOPs, hours) and start nothing."""
+    gflops_per_second: Resource[PositiveFloat | None] = None
+    """What one worker does, for the hours of the plan; by default half the rate at which the
+    driver's machine multiplies matrices.
+    """
+
+    @model_validator(mode="after")
+    def _require_fgrams(self) -> Self:
+        needs = self.chosen_method in ("scone", "fgram_mean")
+        if needs != (self.fgrams is not None):
+            raise ValueError(
+                f"fgrams={self.fgrams!r}: method={self.chosen_method!r} "
+                + ("needs f-grams" if needs else "takes none; leave fgrams away")
+            )
+        return self
+
+    @property
+    def chosen_method(self) -> Method:
+        return self.method or ("scone" if self.fgrams else "plain")
+
+    def embedding_options(self) -> EmbeddingOptions:
+        """What SconeLM.start takes."""
+        by_method: dict[Method, EmbeddingOptions] = {
+            "plain": None,
+            "scone": self.fgram_model,
+            "fgram_mean": "fgram_mean",
+            "over_encoding": self.over_encoding,
+        }
+        return by_method[self.chosen_method]
+
+    def local_resume_folder(self) -> str:
+        """Where the resume states lie.
+
+        Raises:
+            ValueError: `out` is a URI, where DeepSpeed cannot write, and no folder is given.
+        """
+        if self.resume_folder is None and not storage.is_local(self.out):
+            raise ValueError(
+                f"resume_folder: needed because out={self.out!r} is not a local folder; "
+                "give one that all workers share"
+            )
+        return self.resume_folder or storage.join(self.out, "resume")

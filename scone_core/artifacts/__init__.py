@@ -1,0 +1,1 @@
+"""Contracts on disk: configs, manifests, folders, shards, storage."""

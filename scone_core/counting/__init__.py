@@ -1,0 +1,1 @@
+"""Tokens -> exact counts -> ranked n-grams."""

@@ -1,0 +1,1 @@
+"""Sets of f-grams: index, shards, growth, figures."""

@@ -1,0 +1,1 @@
+"""What kernel and CPU offer: mapped memory, io_uring, intrinsics, buffers."""

@@ -1,0 +1,1 @@
+"""The served folder, and what an engine's step looks up."""

@@ -1,0 +1,1 @@
+"""Rows of f-grams: formats, tiers, build, check, lookup."""

@@ -1,0 +1,1 @@
+"""Batches and optimizer of a training."""

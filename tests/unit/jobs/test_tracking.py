@@ -1,0 +1,71 @@
+"""The laws of tracking: one store that works, one run per artifact, metrics that none loses."""
+
+import re
+import threading
+from pathlib import Path
+
+import mlflow
+import pytest
+
+from ray_jobs.runtime.tracking import stage_run, tracking_uri
+from ray_jobs.runtime.units import JobConfig, Tracking
+from tests import ROOT
+
+
+def config_of(folder: Path, uri: str | None = None) -> JobConfig:
+    return JobConfig(out=str(folder / "out"), tracking=Tracking(uri=uri))
+
+
+@pytest.mark.parametrize("uri", ["./mlruns", "file:///tmp/mlruns"])
+def test_a_file_store_gets_a_clear_message(tmp_path, uri):
+    """mlflow/mlflow#23634: MLflow 3.13 and later raise on them."""
+    with pytest.raises(ValueError, match=r"tracking\.uri=.*file stores are gone.*sqlite:///"):
+        tracking_uri(config_of(tmp_path, uri))
+
+
+def test_by_default_the_store_is_sqlite_beside_the_output(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert tracking_uri(config_of(tmp_path)) == f"sqlite:///{tmp_path}/mlflow.db"
+
+
+def test_a_resumed_stage_goes_on_with_its_run(tmp_path):
+    """mlflow/mlflow#11782: one run per logical training."""
+    config = config_of(tmp_path, f"sqlite:///{tmp_path}/mlflow.db")
+    runs = set()
+    for _ in range(2):
+        with stage_run(config, stage="train", fingerprint="f" * 64) as run:
+            runs.add(run.info.run_id)
+    assert len(runs) == 1
+
+
+def test_four_concurrent_writers_lose_no_metric(tmp_path):
+    """mlflow/mlflow#5917: "database is locked"."""
+    config = config_of(tmp_path, f"sqlite:///{tmp_path}/mlflow.db")
+    with stage_run(config, stage="train", fingerprint="f" * 64) as run:
+        run_id = run.info.run_id
+
+    def log(writer: int) -> None:
+        client = mlflow.MlflowClient(config.tracking.uri)
+        for step in range(10):
+            client.log_metric(run_id, f"metric-{writer}", step, step=step)
+
+    writers = [threading.Thread(target=log, args=(writer,)) for writer in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    client = mlflow.MlflowClient(config.tracking.uri)
+    for writer in range(4):
+        steps = [point.step for point in client.get_metric_history(run_id, f"metric-{writer}")]
+        assert sorted(steps) == list(range(10))
+
+
+def test_the_server_of_the_recipe_answers_to_its_names_with_and_without_port():
+    """mlflow/mlflow#22095, #18574: unknown Host headers get 403."""
+    recipe = (ROOT / "cluster/mlflow.yaml").read_text()
+    found = re.search(r"--allowed-hosts=(\S+)", recipe)
+    assert found is not None
+    hosts = set(found[1].split(","))
+    names = {host.partition(":")[0] for host in hosts}
+    assert hosts == names | {f"{name}:5000" for name in names}
+    assert "scone-mlflow" in names
