@@ -21,8 +21,10 @@ import tiktoken
 from benchmarks import count_corpora, count_peers
 from benchmarks.rounds import Metrics, interleaved_medians
 from ray_jobs.count import count_fgrams
-from ray_jobs.count.config import CountConfig, make_plan
-from ray_jobs.runtime.units import Cluster, connect
+from ray_jobs.count.config import CountConfig
+from ray_jobs.count.plan import make_plan
+from ray_jobs.runtime.cluster import connect
+from ray_jobs.runtime.config import Cluster
 from ray_jobs.tokenize.config import TokenizeConfig
 from ray_jobs.tokenize.worker import ShardWriter, to_table
 from scone_core.artifacts.manifests import Shard, TokensManifest, load_manifest

@@ -25,8 +25,9 @@ from benchmarks.bench_train import LAYERS, THREADS, TOLERANCE, WIDTH, awaken, co
 from benchmarks.count_corpora import SHARED
 from benchmarks.rounds import Metrics, interleaved_medians
 from benchmarks.train_corpus import TrainingData
-from ray_jobs.precompute.precompute_embeddings import PrecomputeConfig
-from ray_jobs.train.worker import build_model
+from ray_jobs.precompute.config import PrecomputeConfig
+from ray_jobs.train.start import build_model
+from scone_core.corpus.token_stream import TokenStream
 from scone_core.fgrams.fgram_shards import depth_first_order, read_fgrams
 from scone_core.machine.allocator import keep_freed_memory
 from scone_core.model.forest import build_forest
@@ -34,7 +35,6 @@ from scone_core.model.forest_attention import ATTENTION
 from scone_core.model.scone_lm import SconeLM
 from scone_core.planning.estimate import flop_rates
 from scone_core.table.blocks import embed_fgrams
-from scone_core.training.batches import TokenStream
 
 ROUNDS = 7
 FGRAMS_PER_FOREST: int = PrecomputeConfig.model_fields["fgrams_per_forest"].default

@@ -18,7 +18,8 @@ from ray_jobs.count import count_fgrams, grow_fgrams
 from ray_jobs.count.grow_fgrams import GrowConfig
 from ray_jobs.evaluate import evaluate_model
 from ray_jobs.precompute import precompute_embeddings
-from ray_jobs.precompute.table_tools import Convert, Verify, convert, verify
+from ray_jobs.precompute.convert_table import Convert, convert
+from ray_jobs.precompute.table_tools import Verify, verify
 from ray_jobs.train import train_scone
 from scone_core.artifacts.manifests import EmbeddingsManifest, RowFormat, load_manifest
 from scone_core.evaluation.scores import ALL_SOURCES, TextScore

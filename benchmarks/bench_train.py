@@ -29,16 +29,20 @@ from benchmarks.count_corpora import SHARED
 from benchmarks.rounds import Metrics, interleaved_medians
 from benchmarks.train_corpus import TrainingData
 from benchmarks.train_peers import HitVectors, PaddedEmbedding
-from ray_jobs.train.config import OptimizerConfig, TrainConfig
-from ray_jobs.train.worker import Worker, build_model
+from ray_jobs.train.config import TrainConfig
+from ray_jobs.train.start import build_model
+from ray_jobs.train.worker import Worker
+from scone_core.corpus.token_stream import TokenStream
 from scone_core.fgrams.index import FGramIndex
 from scone_core.machine.allocator import keep_freed_memory
 from scone_core.model.decoders import DecoderConfig
 from scone_core.model.fgram_model import FgramModelConfig
 from scone_core.model.forest import build_batch_forest
 from scone_core.model.forest_attention import ATTENTION
+from scone_core.model.micro_batch import MicroBatch
 from scone_core.model.scone_lm import SconeLM
-from scone_core.training.batches import MicroBatch, TokenStream, TrainingBatches
+from scone_core.training.batches import TrainingBatches
+from scone_core.training.optimizer import OptimizerConfig
 
 ROUNDS = 7
 THREADS = 2

@@ -21,9 +21,9 @@ import tyro
 from transformers import PreTrainedModel
 
 from scone_core.corpus.tokenizer import Tokenizer
+from scone_core.evaluation.embed import embed_on_the_fly
 from scone_core.evaluation.prompts import Prompt, score_prompts
 from scone_core.evaluation.task_files import PAPER_TASKS, read_questions
-from scone_core.evaluation.text import embed_on_the_fly
 from scone_core.evaluation.zero_shot import encode_question
 from scone_core.model.decoders import load_causal_lm
 from scone_core.model.scone_lm import SconeLM

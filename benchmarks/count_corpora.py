@@ -6,11 +6,13 @@ import numba as nb
 import numpy as np
 import pyarrow as pa
 
-from ray_jobs.runtime.units import Cluster
+from ray_jobs.runtime.config import Cluster
 from ray_jobs.tokenize.config import TokenizeConfig
 from ray_jobs.tokenize.tokenize_corpus import run
 from scone_core.artifacts import storage
-from scone_core.artifacts.manifests import TokensManifest, load_manifest, publish, write_shard
+from scone_core.artifacts.folders import publish
+from scone_core.artifacts.manifests import TokensManifest, load_manifest
+from scone_core.artifacts.shards import write_shard
 from scone_core.corpus.token_shards import map_documents
 from scone_core.counting.one_scan import Piece
 

@@ -11,9 +11,10 @@ from benchmarks import lookup_peers
 from benchmarks.lookup_data import NUM_ROWS, WIDTH, Data, drop_from_cache
 from benchmarks.rounds import Metrics, Rounds, interleave, medians, wall_us
 from scone_core.artifacts.manifests import EmbeddingsManifest, load_manifest
+from scone_core.machine.mapped_memory import expect_random_reads
 from scone_core.table.embedding_table import EmbeddingTable
 from scone_core.table.export import ngram_keys
-from scone_core.table.tiers import ALL_MAPPED, Tiers, expect_random_reads
+from scone_core.table.tiers import ALL_MAPPED, Tiers
 
 COLD_ROUNDS, COLD_BATCHES = 7, 5
 

@@ -17,8 +17,9 @@ from time import process_time
 import numba as nb
 import numpy as np
 
-from scone_core.artifacts import manifests
+from scone_core.artifacts.folders import publish
 from scone_core.artifacts.manifests import EmbeddingsManifest, Shard
+from scone_core.artifacts.shards import write_shard
 from scone_core.corpus.documents import DocumentFormat, read_packs
 from scone_core.corpus.input_files import find_files
 from scone_core.corpus.tokenizer import FastBpe
@@ -27,10 +28,10 @@ from scone_core.counting.ranking import rank_range
 from scone_core.counting.records import Layout
 from scone_core.fgrams import trie
 from scone_core.fgrams.index import FGramIndex, write_index
+from scone_core.machine.mapped_memory import expect_hits
 from scone_core.table.embedding_table import EmbeddingTable
 from scone_core.table.export import fill_lmdb
 from scone_core.table.row_formats import embedding_batch
-from scone_core.table.tiers import expect_hits
 
 BUNDLED = Path(__file__).parents[1] / "pipelines" / "corpus"
 VOCAB_SIZE, MAX_N = 8192, 5
@@ -153,7 +154,7 @@ def _write_table(folder: str) -> None:
         noise_ND.view(np.int64)[:, 0] = np.arange(first, first + ROWS_PER_SHARD)
         batch = embedding_batch(noise_ND, "bf16")
         name = f"embeddings-{len(shards):06d}.arrow"
-        shards.append(manifests.write_shard(folder, name, batch, first_id=first))
+        shards.append(write_shard(folder, name, batch, first_id=first))
     manifest = EmbeddingsManifest(
         fingerprint="synthetic",
         config={},
@@ -168,7 +169,7 @@ def _write_table(folder: str) -> None:
         row_format="bf16",
         bytes_per_row=2 * WIDTH,
     )
-    manifests.publish(folder, manifest)
+    publish(folder, manifest)
 
 
 def index_build_ns(data: Data, folder: Path) -> float:

@@ -8,17 +8,20 @@ import numpy as np
 from benchmarks.count_corpora import SHARED, load_piece
 from ray_jobs.count.config import CountConfig
 from ray_jobs.tokenize.config import TokenizeConfig
-from scone_core.artifacts import manifests, storage
+from scone_core.artifacts import storage
+from scone_core.artifacts.folders import claim, plan_fields, publish
 from scone_core.artifacts.manifests import FgramsManifest, Shard, TokensManifest
+from scone_core.artifacts.shards import write_shard
 from scone_core.corpus.documents import DocumentFormat, read_packs
 from scone_core.corpus.input_files import find_files, fingerprint_files
 from scone_core.corpus.token_files import documents_to_batch
 from scone_core.corpus.tokenizer import Tokenizer
-from scone_core.counting.one_scan import NGrams, count_ngrams
+from scone_core.counting.one_scan import count_ngrams
 from scone_core.counting.ranking import rank_range
 from scone_core.counting.records import Layout
 from scone_core.fgrams.fgram_shards import build_index, write_fgrams
 from scone_core.fgrams.index import INDEX
+from scone_core.fgrams.ngrams import NGrams
 
 NUM_FGRAMS = 512 << 10
 PACK_BYTES = 64 << 20
@@ -49,19 +52,19 @@ def _tokenize(out: str) -> TokensManifest:
     )
     files = find_files(config.inputs)
     inputs = {"tokenizer": storage.sha256_of(config.tokenizer), **fingerprint_files(files)}
-    if done := manifests.claim(TokensManifest, out, config, inputs):
+    if done := claim(TokensManifest, out, config, inputs):
         return done
     tokenizer = Tokenizer(config.tokenizer, engine="tiktoken")
     shards, num_bytes_text, num_tokens = [], 0, 0
     for pack in read_packs(files, config.form, PACK_BYTES):
         documents = [tokenizer.encode(text) for text in pack.texts]
         batch = documents_to_batch(pack.doc_ids, documents, tokenizer.vocab_size)
-        shards.append(manifests.write_shard(out, f"shard-{pack.number:05d}.arrow", batch))
+        shards.append(write_shard(out, f"shard-{pack.number:05d}.arrow", batch))
         num_bytes_text += pack.num_bytes
         num_tokens += sum(map(len, documents))
     storage.write_bytes(f"{out}/tokenizer.json", storage.read_bytes(config.tokenizer))
     manifest = TokensManifest(
-        **manifests.plan_fields(TokensManifest, config, inputs),
+        **plan_fields(TokensManifest, config, inputs),
         shards=tuple(shards),
         tokenizer_sha256=inputs["tokenizer"],
         vocab_size=tokenizer.vocab_size,
@@ -71,13 +74,13 @@ def _tokenize(out: str) -> TokensManifest:
         num_bytes_text=num_bytes_text,
         num_skipped_records={},
     )
-    return manifests.publish(out, manifest)
+    return publish(out, manifest)
 
 
 def _count(tokens: TokensManifest, data: TrainingData) -> FgramsManifest:
     config = CountConfig(tokens=data.tokens, out=data.fgrams, num_fgrams=NUM_FGRAMS)
     inputs = config.input_fingerprints(tokens)
-    if done := manifests.claim(FgramsManifest, data.fgrams, config, inputs):
+    if done := claim(FgramsManifest, data.fgrams, config, inputs):
         return done
     layout = Layout(config.max_n, tokens.vocab_size)
     piece = load_piece(data.tokens, tokens.num_tokens)
@@ -91,7 +94,7 @@ def _count(tokens: TokensManifest, data: TrainingData) -> FgramsManifest:
     storage.write_bytes(f"{data.fgrams}/tokenizer.json", tokenizer)
     per_n = np.bincount(top.n_M, minlength=config.max_n + 1)
     manifest = FgramsManifest(
-        **manifests.plan_fields(FgramsManifest, config, inputs),
+        **plan_fields(FgramsManifest, config, inputs),
         shards=(shard,),
         index=Shard(name=INDEX, num_rows=len(top.n_M), num_bytes=num_bytes, sha256=sha256),
         tokenizer_sha256=tokens.tokenizer_sha256,
@@ -103,4 +106,4 @@ def _count(tokens: TokensManifest, data: TrainingData) -> FgramsManifest:
         num_fgrams_per_n={n: int(per_n[n]) for n in range(2, config.max_n + 1)},
         num_tokens=tokens.num_tokens,
     )
-    return manifests.publish(data.fgrams, manifest)
+    return publish(data.fgrams, manifest)

@@ -3,17 +3,18 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ray_jobs.count.count_fgrams import CountConfig
-from ray_jobs.evaluate.evaluate_model import EvaluateConfig
-from ray_jobs.precompute.precompute_embeddings import PrecomputeConfig
-from ray_jobs.runtime.units import Cluster
+from ray_jobs.count.config import CountConfig
+from ray_jobs.evaluate.config import EvaluateConfig
+from ray_jobs.precompute.config import PrecomputeConfig
+from ray_jobs.runtime.config import Cluster
 from ray_jobs.serve.export_model import ExportConfig
 from ray_jobs.serve.measure_decode import DecodeConfig
 from ray_jobs.tokenize.config import TokenizeConfig
-from ray_jobs.train.config import OptimizerConfig, TrainConfig
+from ray_jobs.train.config import TrainConfig
 from scone_core.corpus.documents import DocumentFormat
 from scone_core.model.decoders import DecoderConfig
 from scone_core.model.fgram_model import FgramModelConfig
+from scone_core.training.optimizer import OptimizerConfig
 
 BUNDLED = Path(__file__).parent / "corpus"
 

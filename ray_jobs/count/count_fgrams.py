@@ -4,15 +4,30 @@ import time
 from functools import partial
 from typing import Any
 
-import mlflow
 import polars as pl
 
-from ray_jobs.count import report
-from ray_jobs.count.config import ChunksConfig, CountConfig, fit_to_disk, load_chunks, make_plan
+from ray_jobs.count.config import ChunksConfig, CountConfig
+from ray_jobs.count.plan import fit_to_disk, load_chunks, make_plan
+from ray_jobs.count.report import _log
+from ray_jobs.runtime.cluster import connect
 from ray_jobs.runtime.tracking import log_manifest, stage_run
-from ray_jobs.runtime.units import connect, run_units
-from scone_core.artifacts import manifests, storage
-from scone_core.artifacts.manifests import ChunksManifest, FgramsManifest, Shard, TokensManifest
+from ray_jobs.runtime.units import run_units
+from scone_core.artifacts import storage
+from scone_core.artifacts.folders import (
+    claim,
+    plan_fields,
+    publish,
+    read_receipt,
+    remove_receipt,
+    write_receipt,
+)
+from scone_core.artifacts.manifests import (
+    ChunksManifest,
+    FgramsManifest,
+    Shard,
+    TokensManifest,
+    load_manifest,
+)
 from scone_core.counting import apriori
 from scone_core.counting.plan import ROW_BYTES, WORKER_BYTES, CountPlan
 from scone_core.counting.ranges import Cut
@@ -26,12 +41,9 @@ from scone_core.counting.units import (
     reduce_range,
     remove_chunks,
 )
-from scone_core.fgrams.coverage import coverage_curve, curve_sizes, held_out_curve
 from scone_core.fgrams.fgram_shards import build_index
-from scone_core.fgrams.index import INDEX, FGramIndex
+from scone_core.fgrams.index import INDEX
 from scone_core.fgrams.trie import num_buckets
-
-__all__ = ["CountConfig", "run"]
 
 STARTED = "started"
 """Receipt that keeps `out` for its configuration while all other receipts lie in scratch."""
@@ -39,14 +51,14 @@ STARTED = "started"
 
 def run(config: CountConfig) -> FgramsManifest:
     """Count all n-grams of a tokenized corpus and keep the most frequent as f-grams."""
-    tokens = manifests.load_manifest(TokensManifest, config.tokens)
+    tokens = load_manifest(TokensManifest, config.tokens)
     inputs = config.input_fingerprints(tokens)
-    common = manifests.plan_fields(FgramsManifest, config, inputs)
+    common = plan_fields(FgramsManifest, config, inputs)
     scratch = storage.join(
         config.scratch or storage.join(config.out, "_scratch"), common["fingerprint"][:16]
     )
     plan = make_plan(config, tokens, scratch)
-    if done := manifests.claim(FgramsManifest, config.out, config, inputs):
+    if done := claim(FgramsManifest, config.out, config, inputs):
         print(f"count: {config.out} is up to date")
         _remove_scratch(config, scratch)
         return done
@@ -57,7 +69,7 @@ def run(config: CountConfig) -> FgramsManifest:
     with stage_run(config, stage="count", fingerprint=common["fingerprint"]):
         manifest = _count(config, plan, common)
         log_manifest(manifest)
-    manifests.publish(config.out, manifest)
+    publish(config.out, manifest)
     _remove_scratch(config, scratch)
     return manifest
 
@@ -65,17 +77,17 @@ def run(config: CountConfig) -> FgramsManifest:
 def _claim_chunks(config: CountConfig, folder: str, plan: CountPlan) -> CountPlan:
     """Write the chunks to `folder`, or take those that it holds from an earlier count."""
     inputs = {"tokens": plan.manifest.fingerprint}
-    if manifests.claim(ChunksManifest, folder, ChunksConfig(max_n=config.max_n), inputs) is None:
+    if claim(ChunksManifest, folder, ChunksConfig(max_n=config.max_n), inputs) is None:
         return plan
     print(f"count: chunks of {config.tokens} are taken from {folder}")
     return plan.with_mapped(load_chunks((folder,), plan.manifest, config.max_n))
 
 
 def _publish_chunks(config: CountConfig, folder: str, plan: CountPlan) -> None:
-    receipts = [manifests.read_receipt(folder, name) or {} for name in plan.chunk_names(0)]
+    receipts = [read_receipt(folder, name) or {} for name in plan.chunk_names(0)]
     tokens = plan.manifest
     fields = {"tokens": tokens.fingerprint}
-    common = manifests.plan_fields(ChunksManifest, ChunksConfig(max_n=config.max_n), fields)
+    common = plan_fields(ChunksManifest, ChunksConfig(max_n=config.max_n), fields)
     manifest = ChunksManifest(
         **common,
         shards=tuple(Shard.model_validate(receipt["shard"]) for receipt in receipts),
@@ -84,12 +96,12 @@ def _publish_chunks(config: CountConfig, folder: str, plan: CountPlan) -> None:
         separator_id=tokens.separator_id,
         max_n=config.max_n,
     )
-    manifests.publish(folder, manifest)
+    publish(folder, manifest)
 
 
 def _count(config: CountConfig, plan: CountPlan, common: dict[str, Any]) -> FgramsManifest:
     started = time.monotonic()
-    manifests.write_receipt(config.out, STARTED, {"scratch": plan.scratch})
+    write_receipt(config.out, STARTED, {"scratch": plan.scratch})
     receipts = count_ranges(config, plan)
     ranking = _rank(config, plan, receipts)
     shards = write_shards(config, plan, receipts, ranking)
@@ -120,7 +132,7 @@ def _rank(config: CountConfig, plan: CountPlan, receipts: list[Receipt]) -> Rank
     try:
         return rank_ranges(plan, receipts, num_fgrams=config.num_fgrams)
     except ValueError:
-        manifests.remove_receipt(config.out, STARTED)
+        remove_receipt(config.out, STARTED)
         raise
 
 
@@ -142,13 +154,13 @@ def _do_round(plan: CountPlan, number: int) -> list[Receipt]:
     """Map all chunks, reduce all ranges. No chunk is opened once every range is finished."""
     do_units = partial(run_units, memory_bytes=plan.peak_bytes)
     cuts_name = plan.cuts_name(number)
-    if manifests.read_receipt(plan.scratch, cuts_name) is None:
+    if read_receipt(plan.scratch, cuts_name) is None:
         names = plan.chunk_names(number)
         map_one = partial(map_chunk, plan, number)
         do_units("count: map chunks", names, map_one, folder=plan.chunk_folder)
         planned = [cut.model_dump() for cut in plan_ranges(plan, number)]
-        manifests.write_receipt(plan.scratch, cuts_name, {"cuts": planned})
-    found = manifests.read_receipt(plan.scratch, cuts_name) or {}
+        write_receipt(plan.scratch, cuts_name, {"cuts": planned})
+    found = read_receipt(plan.scratch, cuts_name) or {}
     cuts = [Cut.model_validate(cut) for cut in found["cuts"]]
     names = plan.range_names(number, len(cuts) - 1)
 
@@ -214,46 +226,6 @@ def _write_index(config: CountConfig, plan: CountPlan, shards: list[Shard]) -> S
         "count: build index", ["index"], build, folder=config.out, memory_bytes=memory_bytes
     )
     return Shard.model_validate(receipt)
-
-
-def _log(
-    config: CountConfig, manifest: FgramsManifest, runs: pl.DataFrame, *, seconds: float
-) -> None:
-    """Metrics and plots to MLflow, one line to the terminal."""
-    sizes = curve_sizes(manifest.num_fgrams)
-    coverage = coverage_curve(runs, num_tokens=manifest.num_tokens, sizes=sizes)
-    if config.held_out:
-        _log_held_out(config, config.held_out, manifest)
-    _, hit_rate, mean_match_len = coverage.row(-1)
-    print(
-        f"count: {manifest.num_fgrams:,} f-grams; on the counted corpus hit rate "
-        f"{hit_rate:.3f}, mean match length {mean_match_len:.2f}"
-    )
-    per_n = {f"num_fgrams_{n}": num for n, num in manifest.num_fgrams_per_n.items()}
-    mlflow.log_metrics(
-        {
-            "num_fgrams": manifest.num_fgrams,
-            "hit_rate": hit_rate,
-            "mean_match_len": mean_match_len,
-            "seconds": seconds,
-            "tokens_per_second": manifest.num_tokens / seconds,
-            **per_n,
-        }
-    )
-    mlflow.log_text(coverage.write_csv(), "coverage.csv")
-    mlflow.log_figure(report.rank_frequency(runs), "rank_frequency.png")
-    mlflow.log_figure(report.coverage(coverage), "coverage.png")
-    mlflow.log_figure(report.fgrams_per_n(manifest.num_fgrams_per_n), "fgrams_per_n.png")
-
-
-def _log_held_out(config: CountConfig, held_out: str, manifest: FgramsManifest) -> None:
-    index = FGramIndex.map(config.out, manifest)
-    curve = held_out_curve(index, held_out, tokenizer_sha256=manifest.tokenizer_sha256)
-    _, hit_rate, mean_match_len = curve.row(-1)
-    print(f"count: held out: hit rate {hit_rate:.3f}, mean match length {mean_match_len:.2f}")
-    mlflow.log_metrics({"held_out_hit_rate": hit_rate, "held_out_mean_match_len": mean_match_len})
-    mlflow.log_text(curve.write_csv(), "coverage_held_out.csv")
-    mlflow.log_figure(report.coverage(curve), "coverage_held_out.png")
 
 
 def _remove_scratch(config: CountConfig, scratch: str) -> None:

@@ -2,10 +2,10 @@
 
 from pydantic import Field, PositiveInt
 
+from ray_jobs.runtime.config import JobConfig
 from ray_jobs.runtime.tracking import log_manifest, stage_run
-from ray_jobs.runtime.units import JobConfig
-from scone_core.artifacts import manifests
 from scone_core.artifacts.config import InputPath
+from scone_core.artifacts.folders import claim, plan_fields, publish
 from scone_core.artifacts.manifests import FgramsManifest
 from scone_core.fgrams import growth
 from scone_core.fgrams.growth import Sources
@@ -29,10 +29,10 @@ def run(config: GrowConfig) -> FgramsManifest:
     """Append the f-grams of a newer count to an f-gram set, whose ids stay."""
     sources = Sources.open(config.fgrams, config.counted)
     inputs = {"fgrams": sources.base.fingerprint, "counted": sources.counted.fingerprint}
-    if done := manifests.claim(FgramsManifest, config.out, config, inputs):
+    if done := claim(FgramsManifest, config.out, config, inputs):
         print(f"grow: {config.out} is up to date")
         return done
-    common = manifests.plan_fields(FgramsManifest, config, inputs)
+    common = plan_fields(FgramsManifest, config, inputs)
     with stage_run(config, stage="grow", fingerprint=common["fingerprint"]):
         fields = growth.grow(
             sources, config.out, num_new=config.num_new, rows_per_shard=config.rows_per_shard
@@ -44,4 +44,4 @@ def run(config: GrowConfig) -> FgramsManifest:
         f"{manifest.num_fgrams - sources.base.num_fgrams:,} f-grams behind the "
         f"{sources.base.num_fgrams:,} of {config.fgrams}"
     )
-    return manifests.publish(config.out, manifest)
+    return publish(config.out, manifest)

@@ -1,10 +1,17 @@
 """The figures of the count stage."""
 
+import mlflow
 import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, PercentFormatter
+
+from ray_jobs.count import report
+from ray_jobs.count.config import CountConfig
+from scone_core.artifacts.manifests import FgramsManifest
+from scone_core.fgrams.coverage import coverage_curve, curve_sizes, held_out_curve
+from scone_core.fgrams.index import FGramIndex
 
 COLOURS = {
     2: "#4477aa",
@@ -90,3 +97,43 @@ def _step(axes: Axes, runs: pl.DataFrame, *, label: str, color: str, linewidth: 
         np.repeat(classes["count"].to_numpy(), 2),
     )
     axes.plot(ranks, counts, label=label, color=color, linewidth=linewidth)
+
+
+def _log(
+    config: CountConfig, manifest: FgramsManifest, runs: pl.DataFrame, *, seconds: float
+) -> None:
+    """Metrics and plots to MLflow, one line to the terminal."""
+    sizes = curve_sizes(manifest.num_fgrams)
+    coverage = coverage_curve(runs, num_tokens=manifest.num_tokens, sizes=sizes)
+    if config.held_out:
+        _log_held_out(config, config.held_out, manifest)
+    _, hit_rate, mean_match_len = coverage.row(-1)
+    print(
+        f"count: {manifest.num_fgrams:,} f-grams; on the counted corpus hit rate "
+        f"{hit_rate:.3f}, mean match length {mean_match_len:.2f}"
+    )
+    per_n = {f"num_fgrams_{n}": num for n, num in manifest.num_fgrams_per_n.items()}
+    mlflow.log_metrics(
+        {
+            "num_fgrams": manifest.num_fgrams,
+            "hit_rate": hit_rate,
+            "mean_match_len": mean_match_len,
+            "seconds": seconds,
+            "tokens_per_second": manifest.num_tokens / seconds,
+            **per_n,
+        }
+    )
+    mlflow.log_text(coverage.write_csv(), "coverage.csv")
+    mlflow.log_figure(report.rank_frequency(runs), "rank_frequency.png")
+    mlflow.log_figure(report.coverage(coverage), "coverage.png")
+    mlflow.log_figure(report.fgrams_per_n(manifest.num_fgrams_per_n), "fgrams_per_n.png")
+
+
+def _log_held_out(config: CountConfig, held_out: str, manifest: FgramsManifest) -> None:
+    index = FGramIndex.map(config.out, manifest)
+    curve = held_out_curve(index, held_out, tokenizer_sha256=manifest.tokenizer_sha256)
+    _, hit_rate, mean_match_len = curve.row(-1)
+    print(f"count: held out: hit rate {hit_rate:.3f}, mean match length {mean_match_len:.2f}")
+    mlflow.log_metrics({"held_out_hit_rate": hit_rate, "held_out_mean_match_len": mean_match_len})
+    mlflow.log_text(curve.write_csv(), "coverage_held_out.csv")
+    mlflow.log_figure(report.coverage(curve), "coverage_held_out.png")

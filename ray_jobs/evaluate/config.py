@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from pydantic import PositiveInt
 from transformers import AutoConfig
 
-from ray_jobs.runtime.units import JobConfig
-from scone_core.artifacts import manifests, storage
+from ray_jobs.runtime.config import JobConfig
+from scone_core.artifacts import storage
 from scone_core.artifacts.config import Resource, Role
 from scone_core.artifacts.manifests import (
     ArtifactError,
@@ -14,7 +14,10 @@ from scone_core.artifacts.manifests import (
     EmbeddingsManifest,
     FgramsManifest,
     TokensManifest,
+    load_manifest,
+    require_equal,
 )
+from scone_core.artifacts.shards import verify_shards
 from scone_core.evaluation.task_files import PAPER_TASKS, find_task_files
 from scone_core.model.decoders import fingerprint_folder
 from scone_core.model.scone_lm import MAIN
@@ -77,7 +80,7 @@ class EvaluateConfig(JobConfig):
         if self.sequence_length is not None:
             return self
         if self.checkpoint is not None:
-            manifest = manifests.load_manifest(CheckpointManifest, self.checkpoint)
+            manifest = load_manifest(CheckpointManifest, self.checkpoint)
             return self.replace(sequence_length=manifest.config["sequence_length"])
         limit = AutoConfig.from_pretrained(self.model_folder, local_files_only=True)
         longest = getattr(limit, "max_position_embeddings", LONGEST_DEFAULT)
@@ -95,8 +98,8 @@ def check_inputs(config: EvaluateConfig) -> dict[str, str]:
         raise ValueError("tokens, task_files: give at least one of them")
     found, tokenizer_sha256 = _check_model(config)
     if config.tokens is not None:
-        tokens = manifests.load_manifest(TokensManifest, config.tokens)
-        manifests.require_equal(
+        tokens = load_manifest(TokensManifest, config.tokens)
+        require_equal(
             f"tokens={config.tokens!r}: tokenizer_sha256",
             tokens.tokenizer_sha256,
             tokenizer_sha256,
@@ -120,24 +123,24 @@ def _check_model(config: EvaluateConfig) -> tuple[dict[str, str], str]:
         tokenizer_sha256 = storage.sha256_of(storage.join(folder, "tokenizer.json"))
         model = fingerprint_folder(folder)
         return {"pretrained": model, "tokenizer": tokenizer_sha256}, tokenizer_sha256
-    checkpoint = manifests.load_manifest(CheckpointManifest, config.checkpoint)
-    manifests.verify_shards(config.checkpoint, checkpoint.shards)
+    checkpoint = load_manifest(CheckpointManifest, config.checkpoint)
+    verify_shards(config.checkpoint, checkpoint.shards)
     found = {"checkpoint": checkpoint.fingerprint}
     if checkpoint.fgrams_fingerprint is not None and config.fgrams is None:
         raise ArtifactError("fgrams: needed, because this checkpoint was trained with f-grams")
     if config.fgrams is not None:
-        fgrams = manifests.load_manifest(FgramsManifest, config.fgrams)
+        fgrams = load_manifest(FgramsManifest, config.fgrams)
         checkpoint.require_fgrams(fgrams, f"fgrams={config.fgrams!r}")
         found["fgrams"] = fgrams.fingerprint
     if config.table is not None:
-        table = manifests.load_manifest(EmbeddingsManifest, config.table)
-        manifests.require_equal(
+        table = load_manifest(EmbeddingsManifest, config.table)
+        require_equal(
             f"table={config.table!r}: checkpoint_fingerprint",
             table.checkpoint_fingerprint,
             checkpoint.fingerprint,
             "precompute the table of this checkpoint",
         )
-        manifests.require_equal(
+        require_equal(
             f"table={config.table!r}: fgrams_fingerprint",
             table.fgrams_fingerprint,
             found.get("fgrams"),

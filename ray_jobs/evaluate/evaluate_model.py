@@ -7,12 +7,14 @@ from ray.util import ActorPool
 from ray_jobs.evaluate.config import EvaluateConfig, check_inputs
 from ray_jobs.evaluate.report import metrics, table
 from ray_jobs.evaluate.worker import Evaluator, Unit, plan_units, read_answers, read_text
+from ray_jobs.runtime.cluster import connect
+from ray_jobs.runtime.progress import Progress
 from ray_jobs.runtime.tracking import log_manifest, stage_run
-from ray_jobs.runtime.units import Progress, connect
-from scone_core.artifacts import manifests
-from scone_core.artifacts.manifests import TokensManifest
+from scone_core.artifacts.folders import claim, plan_fields, publish, read_receipt, write_receipt
+from scone_core.artifacts.manifests import TokensManifest, load_manifest
 from scone_core.evaluation.scores import ALL_SOURCES, EvaluationManifest, TaskScore, TextScore
-from scone_core.evaluation.text import read_sources, text_scores
+from scone_core.evaluation.sources import read_sources
+from scone_core.evaluation.text import text_scores
 from scone_core.evaluation.zero_shot import task_score
 
 
@@ -21,10 +23,10 @@ def run(config: EvaluateConfig) -> EvaluationManifest:
     with 95 % intervals.
     """
     inputs = check_inputs(config)
-    if done := manifests.claim(EvaluationManifest, config.out, config, inputs):
+    if done := claim(EvaluationManifest, config.out, config, inputs):
         print(f"evaluate: {config.out} is up to date\n{table(done)}")
         return done
-    common = manifests.plan_fields(EvaluationManifest, config, inputs)
+    common = plan_fields(EvaluationManifest, config, inputs)
     connect(config.cluster)
     with stage_run(config, stage="evaluate", fingerprint=common["fingerprint"]):
         resolved = config.resolve()
@@ -41,24 +43,24 @@ def run(config: EvaluateConfig) -> EvaluationManifest:
         mlflow.log_text(table(manifest), "figures.txt")
         log_manifest(manifest)
         print(table(manifest))
-        return manifests.publish(config.out, manifest)
+        return publish(config.out, manifest)
 
 
 def _score_all(config: EvaluateConfig, units: list[Unit]) -> None:
     """Give every unit its receipt; those that have one are not scored again."""
-    todo = [unit for unit in units if manifests.read_receipt(config.out, unit.name) is None]
+    todo = [unit for unit in units if read_receipt(config.out, unit.name) is None]
     progress = Progress("evaluate", unit="units", total=len(units), done=len(units) - len(todo))
     num_actors = config.num_actors or int(ray.cluster_resources().get("CPU", 1))
     actor = ray.remote(num_cpus=1)(Evaluator)
     settings = config.model_dump(mode="json")
     pool = ActorPool([actor.remote(settings) for _ in range(min(num_actors, len(todo)))])
     for name, content in pool.map_unordered(lambda actor, unit: actor.score.remote(unit), todo):
-        manifests.write_receipt(config.out, name, content)
+        write_receipt(config.out, name, content)
         progress.advance()
 
 
 def _receipts(config: EvaluateConfig, units: list[Unit], task: str | None) -> list[dict]:
-    found = [manifests.read_receipt(config.out, unit.name) for unit in units if unit.task == task]
+    found = [read_receipt(config.out, unit.name) for unit in units if unit.task == task]
     return [receipt for receipt in found if receipt is not None]
 
 
@@ -67,7 +69,7 @@ def _text(config: EvaluateConfig, units: list[Unit]) -> dict[str, TextScore]:
         return {}
     sums = read_text(_receipts(config, units, None))
     scores = text_scores(sums, read_sources(config.tokens))
-    tokens = manifests.load_manifest(TokensManifest, config.tokens)
+    tokens = load_manifest(TokensManifest, config.tokens)
     num_scored = tokens.num_tokens if tokens.num_targets is None else tokens.num_targets
     assert scores[ALL_SOURCES].num_tokens == num_scored, "every target is scored once"
     return scores

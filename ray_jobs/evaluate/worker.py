@@ -17,22 +17,18 @@ from ray_jobs.evaluate.config import EvaluateConfig
 from scone_core.artifacts import storage
 from scone_core.artifacts.config import Frozen
 from scone_core.artifacts.manifests import CheckpointManifest, load_manifest
+from scone_core.corpus.token_stream import TokenStream
 from scone_core.corpus.tokenizer import Tokenizer
+from scone_core.evaluation.embed import Embed, embed_from_table, embed_on_the_fly
+from scone_core.evaluation.sums import DocumentSums
 from scone_core.evaluation.task_files import read_questions
-from scone_core.evaluation.text import (
-    DocumentSums,
-    Embed,
-    embed_from_table,
-    embed_on_the_fly,
-    evaluate_documents,
-    num_windows,
-)
+from scone_core.evaluation.text import evaluate_documents, num_windows
 from scone_core.evaluation.zero_shot import Answer, Question, answer_questions
 from scone_core.fgrams.index import FGramIndex
 from scone_core.model.decoders import load_causal_lm
+from scone_core.model.micro_batch import AttentionSpan
 from scone_core.model.scone_lm import SconeLM
 from scone_core.table.embedding_table import EmbeddingTable
-from scone_core.training.batches import AttentionSpan, TokenStream
 
 UNIT_TOKENS = 1 << 14
 """Of text, about."""

@@ -1,26 +1,30 @@
 """checkpoint/v1 + fgrams/v1 -> embeddings/v1: the f-gram model's output for every f-gram."""
 
-from typing import Annotated, Any
+from typing import Any
 
 import matplotlib.figure
 import mlflow
 import numpy as np
 import ray
-from pydantic import Field
 
+from ray_jobs.precompute.config import PrecomputeConfig
 from ray_jobs.precompute.worker import BlockActor
+from ray_jobs.runtime.cluster import connect
+from ray_jobs.runtime.progress import Progress
 from ray_jobs.runtime.tracking import log_manifest, stage_run
-from ray_jobs.runtime.units import JobConfig, Progress, connect, run_units, units_dataset
-from scone_core.artifacts import manifests, storage
-from scone_core.artifacts.config import InputPath, Resource, Role
+from ray_jobs.runtime.units import run_units, units_dataset
+from scone_core.artifacts import storage
+from scone_core.artifacts.folders import claim, plan_fields, publish, read_receipt
 from scone_core.artifacts.manifests import (
     ArtifactError,
     CheckpointManifest,
     EmbeddingsManifest,
     FgramsManifest,
-    RowFormat,
     Shard,
+    load_manifest,
+    require_equal,
 )
+from scone_core.artifacts.shards import map_shard
 from scone_core.table.build import BuildPlan, assemble_shard, sort_fgrams
 from scone_core.table.embedding_table import EmbeddingTable
 from scone_core.table.row_formats import STORAGE, table_rows, width_of
@@ -31,41 +35,16 @@ differed between 1 and 2 threads.
 """
 
 
-class PrecomputeConfig(JobConfig):
-    """Options of the precompute stage."""
-
-    checkpoint: InputPath
-    """Folder or URI of a checkpoint/v1 artifact that was trained with f-grams."""
-    fgrams: InputPath
-    """Folder or URI of the fgrams/v1 artifact it was trained with, or of a later generation."""
-    grow: Annotated[str | None, Role("input")] = None
-    """Folder or URI of this checkpoint's table for an earlier generation of the f-grams: its shards
-    are taken over as they are, and only the rows of newer f-grams are computed."""
-    rows: RowFormat = "bf16"
-    """Format of the stored rows; int8 and fp8 take half the bytes of bf16, with one scale per row.
-    """
-    rows_per_shard: int = Field(default=1 << 18, ge=1)
-    """Rows of one published shard, which a task assembles in memory."""
-    fgrams_per_block: int = Field(default=1 << 16, ge=1)
-    """F-grams of one resumable unit."""
-    fgrams_per_forest: int = Field(default=1 << 14, ge=1)
-    """F-grams of one forward pass; decides its memory and, by its shapes, the last bits of rows."""
-    num_actors: Resource[int | None] = Field(default=None, ge=1)
-    """Copies of the model; by default as many as the cluster's CPUs (or GPUs) hold."""
-    cpus_per_actor: Resource[int] = Field(default=1, ge=1)
-    gpus_per_actor: Resource[float] = Field(default=0, ge=0)
-
-
 def run(config: PrecomputeConfig) -> EmbeddingsManifest:
     """Precompute the embedding of every f-gram."""
     checkpoint, fgrams, earlier = _load_inputs(config)
     inputs = {"checkpoint": checkpoint.fingerprint, "fgrams": fgrams.fingerprint}
     if earlier is not None:
         inputs["grow"] = earlier.fingerprint
-    if done := manifests.claim(EmbeddingsManifest, config.out, config, inputs):
+    if done := claim(EmbeddingsManifest, config.out, config, inputs):
         print(f"precompute: {config.out} is up to date")
         return done
-    common = manifests.plan_fields(EmbeddingsManifest, config, inputs)
+    common = plan_fields(EmbeddingsManifest, config, inputs)
     connect(config.cluster)
     with stage_run(config, stage="precompute", fingerprint=common["fingerprint"]):
         shards = _take_over(config, fgrams, earlier)
@@ -73,7 +52,7 @@ def run(config: PrecomputeConfig) -> EmbeddingsManifest:
         shards += _write_shards(config, plan)
         manifest = _manifest(config, fgrams, checkpoint, shards, common)
         storage.remove_folder(plan.block_folder)
-        manifests.publish(config.out, manifest)
+        publish(config.out, manifest)
         _log(config, manifest)
     return manifest
 
@@ -99,22 +78,22 @@ def _load_inputs(
     config: PrecomputeConfig,
 ) -> tuple[CheckpointManifest, FgramsManifest, EmbeddingsManifest | None]:
     """Of the checkpoint, the f-grams and the table that grows, which belong together."""
-    checkpoint = manifests.load_manifest(CheckpointManifest, config.checkpoint)
+    checkpoint = load_manifest(CheckpointManifest, config.checkpoint)
     if checkpoint.fgrams_fingerprint is None:
         raise ArtifactError(
             f"checkpoint={config.checkpoint!r}: a plain baseline has no f-gram model to precompute"
         )
-    fgrams = manifests.load_manifest(FgramsManifest, config.fgrams)
+    fgrams = load_manifest(FgramsManifest, config.fgrams)
     checkpoint.require_fgrams(fgrams, f"fgrams={config.fgrams!r}")
     if config.grow is None:
         return checkpoint, fgrams, None
-    earlier = manifests.load_manifest(EmbeddingsManifest, config.grow)
+    earlier = load_manifest(EmbeddingsManifest, config.grow)
     for field, found, expected in (
         ("checkpoint_fingerprint", earlier.checkpoint_fingerprint, checkpoint.fingerprint),
         ("row_format", earlier.row_format, config.rows),
     ):
         remedy = "grow a table of the same checkpoint and format, or leave grow away"
-        manifests.require_equal(f"grow={config.grow!r}: {field}", found, expected, remedy)
+        require_equal(f"grow={config.grow!r}: {field}", found, expected, remedy)
     if earlier.fgrams_fingerprint not in {g.fingerprint for g in fgrams.earlier}:
         raise ArtifactError(
             f"grow={config.grow!r}: its f-grams {earlier.fgrams_fingerprint!r} are no earlier "
@@ -195,7 +174,7 @@ def _manifest(
     shards: tuple[Shard, ...],
     common: dict[str, Any],
 ) -> EmbeddingsManifest:
-    rows_ND = table_rows(manifests.map_shard(config.out, shards[0]))
+    rows_ND = table_rows(map_shard(config.out, shards[0]))
     width = width_of(rows_ND, config.rows)
     return EmbeddingsManifest(
         **common,
@@ -250,4 +229,4 @@ def _num_actors(config: PrecomputeConfig) -> int:
 
 
 def _receipts(plan: BuildPlan, names: list[str]) -> list[dict[str, Any] | None]:
-    return [manifests.read_receipt(plan.out, name) for name in names]
+    return [read_receipt(plan.out, name) for name in names]

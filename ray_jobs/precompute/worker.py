@@ -3,7 +3,7 @@
 import pyarrow as pa
 import torch
 
-from scone_core.artifacts import manifests
+from scone_core.artifacts.folders import write_receipt
 from scone_core.artifacts.manifests import Shard
 from scone_core.table.build import BuildPlan
 
@@ -22,5 +22,5 @@ class BlockActor:
     def __call__(self, batch: pa.Table) -> pa.Table:
         number = batch["number"][0].as_py()
         shard = self._writer.write(number)
-        manifests.write_receipt(self._plan.out, self._plan.block_names[number], shard.model_dump())
+        write_receipt(self._plan.out, self._plan.block_names[number], shard.model_dump())
         return pa.table({"num_fgrams": [shard.num_rows]})

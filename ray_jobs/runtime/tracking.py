@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import mlflow
 
-from ray_jobs.runtime.units import JobConfig
+from ray_jobs.runtime.config import JobConfig
 from scone_core.artifacts import storage
 from scone_core.artifacts.manifests import Manifest
 

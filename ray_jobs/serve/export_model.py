@@ -8,11 +8,19 @@ from typing import Any
 
 from pydantic import field_validator
 
+from ray_jobs.runtime.config import JobConfig
 from ray_jobs.runtime.tracking import log_manifest, stage_run
-from ray_jobs.runtime.units import JobConfig
-from scone_core.artifacts import manifests, storage
+from scone_core.artifacts import storage
 from scone_core.artifacts.config import InputPath
-from scone_core.artifacts.manifests import ArtifactError, CheckpointManifest, Shard, TokensManifest
+from scone_core.artifacts.folders import claim, plan_fields, publish
+from scone_core.artifacts.manifests import (
+    ArtifactError,
+    CheckpointManifest,
+    Shard,
+    TokensManifest,
+    load_manifest,
+    require_equal,
+)
 from scone_core.corpus.tokenizer import Tokenizer
 from scone_core.model.scone_lm import MAIN
 from scone_core.serving.served_folder import SconeSection, ServedManifest, served_config
@@ -43,15 +51,15 @@ class ExportConfig(JobConfig):
 
 def run(config: ExportConfig) -> ServedManifest:
     """Put together what an engine needs: main model, tokenizer, and where f-grams and table are."""
-    checkpoint = manifests.load_manifest(CheckpointManifest, config.checkpoint)
+    checkpoint = load_manifest(CheckpointManifest, config.checkpoint)
     section = _section(config, checkpoint)
     inputs = {"checkpoint": checkpoint.fingerprint, "tokenizer": checkpoint.tokenizer_sha256}
     if section is not None:
         inputs |= {"fgrams": section.fgrams_fingerprint, "table": section.table_fingerprint}
-    if done := manifests.claim(ServedManifest, config.out, config, inputs):
+    if done := claim(ServedManifest, config.out, config, inputs):
         print(f"export: {config.out} is up to date")
         return done
-    common = manifests.plan_fields(ServedManifest, config, inputs)
+    common = plan_fields(ServedManifest, config, inputs)
     with stage_run(config, stage="export", fingerprint=common["fingerprint"]):
         files = [*_copy_model(config, checkpoint, section), *_copy_tokenizer(config)]
         manifest = ServedManifest(
@@ -61,13 +69,13 @@ def run(config: ExportConfig) -> ServedManifest:
             table_fingerprint=section.table_fingerprint if section else None,
         )
         log_manifest(manifest)
-    return manifests.publish(config.out, manifest)
+    return publish(config.out, manifest)
 
 
 def _section(config: ExportConfig, checkpoint: CheckpointManifest) -> SconeSection | None:
-    manifests.require_equal(
+    require_equal(
         f"tokens={config.tokens!r}: tokenizer_sha256",
-        manifests.load_manifest(TokensManifest, config.tokens).tokenizer_sha256,
+        load_manifest(TokensManifest, config.tokens).tokenizer_sha256,
         checkpoint.tokenizer_sha256,
         "give tokens that were made with the checkpoint's tokenizer",
     )
@@ -101,7 +109,7 @@ def _copy_tokenizer(config: ExportConfig) -> list[Shard]:
     """The tokenizer as transformers wants it. Prompts of users hold no control tokens: what looks
     like one is split into ordinary tokens, as it was in training.
     """
-    tokens = manifests.load_manifest(TokensManifest, config.tokens)
+    tokens = load_manifest(TokensManifest, config.tokens)
     tokenizer = Tokenizer(storage.local_copy(storage.join(config.tokens, "tokenizer.json")))
     content = {
         "tokenizer_class": "PreTrainedTokenizerFast",

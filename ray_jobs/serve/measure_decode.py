@@ -21,12 +21,14 @@ from pydantic import Field
 from ray import serve
 from ray.serve.schema import ApplicationStatus
 
+from ray_jobs.runtime.cluster import connect
+from ray_jobs.runtime.config import JobConfig
+from ray_jobs.runtime.progress import Progress
 from ray_jobs.runtime.tracking import log_manifest, stage_run
-from ray_jobs.runtime.units import JobConfig, Progress, connect
 from ray_jobs.serve.serve_scone import ServeConfig, openai_app
-from scone_core.artifacts import manifests
 from scone_core.artifacts.config import InputPath
-from scone_core.artifacts.manifests import Manifest, TokensManifest
+from scone_core.artifacts.folders import claim, plan_fields, publish
+from scone_core.artifacts.manifests import Manifest, TokensManifest, load_manifest
 from scone_core.corpus.token_shards import map_documents
 from scone_core.serving.served_folder import ServedManifest
 
@@ -74,14 +76,14 @@ class DecodeConfig(JobConfig):
 def run(config: DecodeConfig) -> DecodeManifest:
     """Serve a model and its baseline, ask both through HTTP, and stop them."""
     inputs = {
-        "model": manifests.load_manifest(ServedManifest, config.model).fingerprint,
-        "baseline": manifests.load_manifest(ServedManifest, config.baseline).fingerprint,
-        "tokens": manifests.load_manifest(TokensManifest, config.tokens).fingerprint,
+        "model": load_manifest(ServedManifest, config.model).fingerprint,
+        "baseline": load_manifest(ServedManifest, config.baseline).fingerprint,
+        "tokens": load_manifest(TokensManifest, config.tokens).fingerprint,
     }
-    if done := manifests.claim(DecodeManifest, config.out, config, inputs):
+    if done := claim(DecodeManifest, config.out, config, inputs):
         print(f"decode: {config.out} is up to date")
         return done
-    common = manifests.plan_fields(DecodeManifest, config, inputs)
+    common = plan_fields(DecodeManifest, config, inputs)
     prompts = _prompts(config)
     connect(config.cluster)
     with stage_run(config, stage="decode", fingerprint=common["fingerprint"]):
@@ -97,11 +99,11 @@ def run(config: DecodeConfig) -> DecodeManifest:
         )
         mlflow.log_metrics({f"decode_tokens_per_s_{name}": rates[name] for name in MODELS})
         log_manifest(manifest)
-    return manifests.publish(config.out, manifest)
+    return publish(config.out, manifest)
 
 
 def _prompts(config: DecodeConfig) -> list[list[int]]:
-    manifest = manifests.load_manifest(TokensManifest, config.tokens)
+    manifest = load_manifest(TokensManifest, config.tokens)
     tokens_L, _ = map_documents(config.tokens, manifest.shards[0])
     needed = config.num_streams * config.prompt_length
     return np.resize(tokens_L, needed).reshape(config.num_streams, -1).tolist()

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ray_jobs.runtime.units import JobConfig
+from ray_jobs.runtime.config import JobConfig
 from scone_core.artifacts.config import InputPath, Resource, Role
 from scone_core.corpus.documents import DocumentFormat
 from scone_core.corpus.token_files import TokenFormat

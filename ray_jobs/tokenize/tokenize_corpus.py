@@ -6,11 +6,14 @@ from typing import Any
 import mlflow
 import ray
 
+from ray_jobs.runtime.cluster import connect
+from ray_jobs.runtime.progress import Progress
 from ray_jobs.runtime.tracking import log_manifest, stage_run
-from ray_jobs.runtime.units import Progress, connect, units_dataset
+from ray_jobs.runtime.units import units_dataset
 from ray_jobs.tokenize.config import TokenizeConfig
 from ray_jobs.tokenize.worker import ShardWriter, convert_group, group_name, pack_name, read_group
-from scone_core.artifacts import manifests, storage
+from scone_core.artifacts import storage
+from scone_core.artifacts.folders import claim, plan_fields, publish, read_receipt
 from scone_core.artifacts.manifests import ArtifactError, Shard, TokensManifest
 from scone_core.corpus.documents import DocumentFormat, Pack, read_packs
 from scone_core.corpus.input_files import (
@@ -47,10 +50,10 @@ def run(config: TokenizeConfig) -> TokensManifest:
     inputs = {"tokenizer": storage.sha256_of(config.tokenizer), **fingerprint_files(files)}
     if config.chat_template:
         inputs["chat_template"] = storage.sha256_of(config.chat_template)
-    if done := manifests.claim(TokensManifest, config.out, config, inputs):
+    if done := claim(TokensManifest, config.out, config, inputs):
         print(f"tokenize: {config.out} is up to date")
         return done
-    common = manifests.plan_fields(TokensManifest, config, inputs)
+    common = plan_fields(TokensManifest, config, inputs)
     parts = split_files(files, PART_SHARDS * config.shard_mb << 20)
     groups = group_files(files if config.content == "tokens" else parts, config.shard_mb << 20)
     connect(config.cluster)
@@ -67,7 +70,7 @@ def run(config: TokenizeConfig) -> TokensManifest:
         print(f"tokenize: {manifest.num_documents:,} documents, {manifest.num_tokens:,} tokens")
         mlflow.log_metrics({"documents": manifest.num_documents, "tokens": manifest.num_tokens})
         log_manifest(manifest)
-    return manifests.publish(config.out, manifest)
+    return publish(config.out, manifest)
 
 
 def _sample(sources: list[SourceFile], form: DocumentFormat) -> list[str]:
@@ -155,10 +158,8 @@ def _manifest(
 
 def _shards_of(out: str, group: int) -> list[dict[str, Any]] | None:
     """The receipts of a group's shards in order; None while the group is unfinished."""
-    finished = manifests.read_receipt(out, group_name(group))
+    finished = read_receipt(out, group_name(group))
     if finished is None:
         return None
-    receipts = [
-        manifests.read_receipt(out, pack_name(group, n)) for n in range(finished["num_packs"])
-    ]
+    receipts = [read_receipt(out, pack_name(group, n)) for n in range(finished["num_packs"])]
     return None if None in receipts else [r for r in receipts if r is not None]

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from ray_jobs.tokenize.config import TokenizeConfig
-from scone_core.artifacts import manifests, storage
+from scone_core.artifacts import storage
+from scone_core.artifacts.folders import read_receipt, write_receipt
+from scone_core.artifacts.shards import write_shard
 from scone_core.corpus.chat import ChatTokenizer, read_template
 from scone_core.corpus.documents import Pack, read_packs
 from scone_core.corpus.input_files import SourceFile
@@ -25,9 +27,9 @@ def read_group(
     num_packs = 0
     for pack in read_packs(groups[group], config.form, config.shard_mb << 20):
         num_packs += 1
-        if manifests.read_receipt(config.out, pack_name(group, pack.number)) is None:
+        if read_receipt(config.out, pack_name(group, pack.number)) is None:
             yield to_table(group, pack)
-    manifests.write_receipt(config.out, group_name(group), {"num_packs": num_packs})
+    write_receipt(config.out, group_name(group), {"num_packs": num_packs})
 
 
 def to_table(group: int, pack: Pack) -> pa.Table:
@@ -100,7 +102,7 @@ def convert_group(
         shard = documents_to_batch(pack.doc_ids, pack.documents, tokenizer.vocab_size)
         num_tokens += _publish_shard(config.out, group, pack.number, shard, pack.num_bytes, {})
         num_packs += 1
-    manifests.write_receipt(config.out, group_name(group), {"num_packs": num_packs})
+    write_receipt(config.out, group_name(group), {"num_packs": num_packs})
     return {"num_tokens": num_tokens}
 
 
@@ -116,7 +118,7 @@ def _publish_shard(
     """Write a shard and its receipt; its tokens."""
     name = pack_name(group, pack)
     num_tokens = len(tokens.column("tokens").values)
-    shard = manifests.write_shard(out, f"{name}.arrow", tokens)
+    shard = write_shard(out, f"{name}.arrow", tokens)
     receipt = {
         "shard": shard.model_dump(),
         "num_tokens": num_tokens,
@@ -124,7 +126,7 @@ def _publish_shard(
         "num_skipped": num_skipped,
         "num_targets": num_targets,
     }
-    manifests.write_receipt(out, name, receipt)
+    write_receipt(out, name, receipt)
     return num_tokens
 
 

@@ -1,53 +1,18 @@
 """The options of training, and the learning-rate schedule they describe."""
 
-import math
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from ray_jobs.runtime.units import JobConfig
+from ray_jobs.runtime.config import JobConfig
 from scone_core.artifacts import storage
-from scone_core.artifacts.config import Frozen, InputPath, Resource, Role
+from scone_core.artifacts.config import InputPath, Resource, Role
 from scone_core.model.decoders import DecoderConfig
 from scone_core.model.fgram_model import FgramModelConfig
 from scone_core.model.input_embeddings import Method, OverEncodingConfig
+from scone_core.model.micro_batch import AttentionSpan
 from scone_core.model.scone_lm import EmbeddingOptions
-from scone_core.training.batches import AttentionSpan
-
-
-class OptimizerConfig(Frozen):
-    """AdamW, with linear warm-up and a decay of the learning rates."""
-
-    learning_rate: PositiveFloat = 3e-3
-    fgram_learning_rate: PositiveFloat | None = None
-    """Of the f-gram model (or of hashed rows); by default as the main model's."""
-    schedule: Literal["cosine", "linear", "wsd"] = "cosine"
-    """How the learning rates fall: cosine and linear from the end of the warm-up on, wsd (warm-up,
-    stable, decay) linearly over the last part of the steps.
-    """
-    wsd_decay: float = Field(default=0.2, gt=0, le=1)
-    """Part of the steps in which wsd decays."""
-    warmup_steps: NonNegativeInt = 20
-    final_learning_rate: float = Field(default=0.1, ge=0, le=1)
-    """Learning rate at the last step, as a part of the highest."""
-    weight_decay: float = Field(default=0.1, ge=0)
-    """Of matrices; embeddings, norms and gains have none."""
-    fgram_weight_decay: float | None = Field(default=None, ge=0)
-    """Of the f-gram model's matrices; by default as the main model's."""
-    beta2: float = Field(default=0.95, gt=0, lt=1)
-    clip_norm: PositiveFloat = 1.0
-    """Largest norm of the gradient of all parameters together."""
-
-    def rate(self, step: int, *, num_steps: int) -> float:
-        """The part of the learning rates that applies to `step`, counted from 0."""
-        if step < self.warmup_steps:
-            return (step + 1) / self.warmup_steps
-        num_decaying = max(1, num_steps - self.warmup_steps)
-        if self.schedule == "wsd":
-            num_decaying = min(num_decaying, max(1, round(self.wsd_decay * num_steps)))
-        done = max(0.0, (step - (num_steps - num_decaying)) / num_decaying)
-        left = (1 + math.cos(math.pi * done)) / 2 if self.schedule == "cosine" else 1 - done
-        return self.final_learning_rate + (1 - self.final_learning_rate) * left
+from scone_core.training.optimizer import OptimizerConfig
 
 
 class TrainConfig(JobConfig):

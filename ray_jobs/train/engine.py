@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import nn
 
-from ray_jobs.train.config import OptimizerConfig, TrainConfig
+from ray_jobs.train.config import TrainConfig
 from scone_core.model.scone_lm import SconeLM
+from scone_core.training.optimizer import parameter_groups
 
 if TYPE_CHECKING:  # its import takes seconds and picks the accelerator: workers only
     from deepspeed import DeepSpeedEngine
@@ -64,37 +64,6 @@ def gather_weights(model: SconeLM) -> AbstractContextManager[None]:
     import deepspeed
 
     return deepspeed.zero.GatheredParameters(list(model.parameters()))
-
-
-def parameter_groups(model: SconeLM, options: OptimizerConfig) -> list[dict[str, Any]]:
-    """Main and f-gram model, each with its own learning rate; matrices decay, other weights not.
-
-    Every group keeps its highest learning rate as `peak_lr`.
-    """
-    embeddings = {
-        weight
-        for module in model.modules()
-        if isinstance(module, nn.Embedding)
-        for weight in module.parameters()
-    }
-    fgram_rate = options.fgram_learning_rate or options.learning_rate
-    fgram_decay = options.fgram_weight_decay
-    fgram_decay = options.weight_decay if fgram_decay is None else fgram_decay
-    parts = [
-        (model.main_model, options.learning_rate, options.weight_decay),
-        (model.input_embedding, fgram_rate, fgram_decay),
-    ]
-    groups = []
-    for part, rate, weight_decay in parts:
-        weights = list(part.parameters())
-        decayed = [w for w in weights if w.ndim > 1 and w not in embeddings]
-        others = [w for w in weights if w.ndim <= 1 or w in embeddings]
-        for params, decay in ((decayed, weight_decay), (others, 0.0)):
-            if params:
-                groups.append(
-                    {"params": params, "lr": rate, "peak_lr": rate, "weight_decay": decay}
-                )
-    return groups
 
 
 def set_learning_rate(engine: "DeepSpeedEngine", factor: float) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 from ray_jobs.train.config import TrainConfig
 from ray_jobs.train.tally import Report
 from scone_core.artifacts import storage
-from scone_core.artifacts.manifests import FgramsManifest, Shard, load_manifest, write_receipt
+from scone_core.artifacts.folders import write_receipt
+from scone_core.artifacts.manifests import FgramsManifest, Shard, load_manifest
 from scone_core.model.scone_lm import MAIN, SconeLM
 
 EXPORT = "export"

@@ -11,8 +11,8 @@ from threading import Thread
 import mlflow
 from ray.util.queue import Queue
 
+from ray_jobs.runtime.progress import Progress
 from ray_jobs.runtime.tracking import metric_name
-from ray_jobs.runtime.units import Progress
 from ray_jobs.train.send_reports import SendReports
 from ray_jobs.train.tally import Report
 

@@ -6,9 +6,9 @@ import time
 import torch
 from torch import Tensor
 
+from scone_core.model.micro_batch import MicroBatch
 from scone_core.model.scone_lm import SconeOutput
 from scone_core.planning.estimate import FlopRates
-from scone_core.training.batches import MicroBatch
 from scone_core.training.module_timer import ModuleTimer
 
 Report = dict[str, float]

@@ -13,20 +13,29 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2.api.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.exceptions import RayTrainError
 
+from ray_jobs.runtime.cluster import connect
+from ray_jobs.runtime.command_line import root_cause
 from ray_jobs.runtime.tracking import log_config, log_manifest, register_model, stage_run
-from ray_jobs.runtime.units import connect, root_cause
 from ray_jobs.train.config import TrainConfig
 from ray_jobs.train.engine import chosen_precision
 from ray_jobs.train.export import EXPORT
 from ray_jobs.train.reports import TrainingLog, follow_reports
 from ray_jobs.train.resume import find_resume_point
-from ray_jobs.train.worker import main_model_config, train_worker, training_batches
-from scone_core.artifacts import manifests
-from scone_core.artifacts.manifests import CheckpointManifest, FgramsManifest, TokensManifest
+from ray_jobs.train.start import main_model_config, training_batches
+from ray_jobs.train.worker import train_worker
+from scone_core.artifacts.folders import claim, plan_fields, publish, read_receipt
+from scone_core.artifacts.manifests import (
+    CheckpointManifest,
+    FgramsManifest,
+    TokensManifest,
+    load_manifest,
+    require_equal,
+)
+from scone_core.corpus.token_stream import TokenStream
 from scone_core.model.decoders import build_causal_lm, fingerprint_folder
 from scone_core.model.scone_lm import SconeLM
 from scone_core.planning.estimate import TrainPlan, measured_flops_per_second, plan_training
-from scone_core.training.batches import TokenStream, split_step
+from scone_core.training.batches import split_step
 
 EFFICIENCY = 0.5
 """Part of the rate of matrix products that a step reaches: 0.4 to 0.6 in the quickstart."""
@@ -44,35 +53,35 @@ def run(config: TrainConfig) -> CheckpointManifest | None:
     if config.dry_run == "yes":
         print("\n".join(plan(config).lines()))
         return None
-    if done := manifests.claim(CheckpointManifest, config.out, config, inputs):
+    if done := claim(CheckpointManifest, config.out, config, inputs):
         print(f"train: {config.out} is up to date")
         return done
-    common = manifests.plan_fields(CheckpointManifest, config, inputs)
+    common = plan_fields(CheckpointManifest, config, inputs)
     connect(config.cluster)
     with stage_run(config, stage="train", fingerprint=common["fingerprint"]):
         log_config(config)
-        if manifests.read_receipt(config.out, EXPORT) is None:
+        if read_receipt(config.out, EXPORT) is None:
             print("\n".join(plan(config).lines()), flush=True)
             _train(config, common["fingerprint"])
         manifest = checkpoint_manifest(config, common)
         log_manifest(manifest)
         register_model(config, manifest)
-        return manifests.publish(config.out, manifest)
+        return publish(config.out, manifest)
 
 
 def check_inputs(config: TrainConfig) -> dict[str, str]:
     """The fingerprints of the inputs, which must have one tokenizer."""
     split_step(0, config.global_batch, config.micro_batch, 0, config.num_workers)
     config.local_resume_folder()
-    tokens = manifests.load_manifest(TokensManifest, config.train_tokens)
+    tokens = load_manifest(TokensManifest, config.train_tokens)
     found: dict[str, TokensManifest | FgramsManifest] = {
         "train_tokens": tokens,
-        "validation_tokens": manifests.load_manifest(TokensManifest, config.validation_tokens),
+        "validation_tokens": load_manifest(TokensManifest, config.validation_tokens),
     }
     if config.fgrams:
-        found["fgrams"] = manifests.load_manifest(FgramsManifest, config.fgrams)
+        found["fgrams"] = load_manifest(FgramsManifest, config.fgrams)
     for name, manifest in found.items():
-        manifests.require_equal(
+        require_equal(
             f"{name}: tokenizer_sha256",
             manifest.tokenizer_sha256,
             tokens.tokenizer_sha256,
@@ -133,7 +142,7 @@ def _train(config: TrainConfig, fingerprint: str) -> None:
 
 
 def _exported(config: TrainConfig) -> dict[str, Any]:
-    receipt = manifests.read_receipt(config.out, EXPORT)
+    receipt = read_receipt(config.out, EXPORT)
     assert receipt is not None, "rank 0 exported the model"
     return receipt
 
@@ -194,8 +203,8 @@ def worker_environment(config: TrainConfig) -> dict[str, str]:
 
 def checkpoint_manifest(config: TrainConfig, common: dict[str, Any]) -> CheckpointManifest:
     """What the exported model is."""
-    tokens = manifests.load_manifest(TokensManifest, config.train_tokens)
-    fgrams = manifests.load_manifest(FgramsManifest, config.fgrams) if config.fgrams else None
+    tokens = load_manifest(TokensManifest, config.train_tokens)
+    fgrams = load_manifest(FgramsManifest, config.fgrams) if config.fgrams else None
     return CheckpointManifest(
         **common,
         shards=tuple(_exported(config)["shards"]),

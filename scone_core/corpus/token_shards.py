@@ -11,9 +11,8 @@ from scone_core.artifacts.manifests import (
     Shard,
     TokensManifest,
     load_manifest,
-    map_shard,
-    verify_shards,
 )
+from scone_core.artifacts.shards import map_shard, verify_shards
 
 
 def map_documents(folder: str, shard: Shard) -> tuple[np.ndarray, np.ndarray]:

@@ -17,20 +17,16 @@ import numpy as np
 import pyarrow as pa
 
 from scone_core.artifacts import storage
-from scone_core.artifacts.manifests import (
-    ArtifactError,
-    Shard,
-    map_shard,
-    write_receipt,
-    write_shard,
-)
+from scone_core.artifacts.folders import write_receipt
+from scone_core.artifacts.manifests import ArtifactError, Shard
+from scone_core.artifacts.shards import map_shard, write_shard
 from scone_core.counting import apriori_kernels
 from scone_core.counting.apriori_kernels import DEAD, TOKEN_BITS
-from scone_core.counting.one_scan import NGrams, Piece, count_tokens, starts_of
+from scone_core.counting.one_scan import Piece, count_tokens, starts_of
 from scone_core.counting.plan import CountPlan, chunk_pieces, damage_named, sample_cuts
 from scone_core.counting.records import Layout
 from scone_core.counting.units import Receipt, write_range
-from scone_core.fgrams.fgram_shards import ngram_batch, ngrams_of
+from scone_core.fgrams.ngrams import NGrams, ngram_batch, ngrams_of
 from scone_core.machine.buffers import buffer
 
 SAMPLE = 200_000

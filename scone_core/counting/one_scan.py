@@ -15,18 +15,8 @@ import numpy as np
 
 from scone_core.counting import record_kernels
 from scone_core.counting.records import Layout, Records
+from scone_core.fgrams.ngrams import NGrams
 from scone_core.machine.buffers import buffer
-
-
-class NGrams(NamedTuple):
-    """n-grams with their counts."""
-
-    tokens_MK: np.ndarray
-    """uint32, zero padded behind the n-th token."""
-    n_M: np.ndarray
-    """uint8."""
-    counts_M: np.ndarray
-    """uint64."""
 
 
 class Piece(NamedTuple):

@@ -13,7 +13,8 @@ import numpy as np
 
 from scone_core.artifacts import storage
 from scone_core.artifacts.config import Frozen
-from scone_core.artifacts.manifests import ArtifactError, Shard, TokensManifest, verify_shards
+from scone_core.artifacts.manifests import ArtifactError, Shard, TokensManifest
+from scone_core.artifacts.shards import verify_shards
 from scone_core.corpus.token_shards import map_documents
 from scone_core.counting.one_scan import Piece, count_ngrams, count_tokens
 from scone_core.counting.records import Layout

@@ -19,10 +19,9 @@ import numpy as np
 
 from scone_core.artifacts.config import Frozen
 from scone_core.counting.chunks import Chunk
-from scone_core.counting.one_scan import Groups, NGrams, join_groups, starts_of
+from scone_core.counting.one_scan import Groups, join_groups, starts_of
 from scone_core.counting.records import Layout, Records, find_value, sort_records
-
-Ngram = tuple[int, ...]
+from scone_core.fgrams.ngrams import Ngram
 
 
 class Cut(Frozen):
@@ -162,15 +161,6 @@ def count_exactly(
             if ngram[0] == lower.token and value <= lower.value < behind:
                 counts[ngram] += num_equal
     return counts
-
-
-def without(found: NGrams, ngrams: Iterable[Ngram]) -> NGrams:
-    """`found` less some n-grams."""
-    keep_M = np.ones(len(found.n_M), bool)
-    for ngram in ngrams:
-        same_M = (found.tokens_MK[:, : len(ngram)] == ngram).all(axis=1)
-        keep_M &= ~same_M | (found.n_M != len(ngram))
-    return found if keep_M.all() else NGrams(*(column[keep_M] for column in found))
 
 
 def _inside_group(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import polars as pl
 
-from scone_core.counting.one_scan import NGrams
+from scone_core.fgrams.ngrams import NGrams
 
 
 def rank_range(found: NGrams) -> NGrams:

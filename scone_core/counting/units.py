@@ -18,13 +18,23 @@ import polars as pl
 import pyarrow as pa
 
 from scone_core.artifacts import storage
-from scone_core.artifacts.manifests import ArtifactError, Shard, map_shard, write_shard
+from scone_core.artifacts.manifests import ArtifactError, Shard
+from scone_core.artifacts.shards import map_shard, write_shard
 from scone_core.counting.chunks import BLOCK, Chunk, write_chunk
-from scone_core.counting.one_scan import NGrams, count_groups, group_records, sort_groups
+from scone_core.counting.one_scan import count_groups, group_records, sort_groups
 from scone_core.counting.plan import CountPlan, chunk_pieces, damage_named
-from scone_core.counting.ranges import Cut, Ngram, count_exactly, gather_range, plan_cuts, without
+from scone_core.counting.ranges import Cut, count_exactly, gather_range, plan_cuts
 from scone_core.counting.ranking import class_sizes, gather_ids, rank_range, rank_runs
-from scone_core.fgrams.fgram_shards import ngram_batch, ngrams_of, write_fgrams
+from scone_core.fgrams.fgram_shards import write_fgrams
+from scone_core.fgrams.ngrams import (
+    Ngram,
+    NGrams,
+    exclude,
+    ngram_batch,
+    ngrams_from,
+    ngrams_of,
+    without,
+)
 
 Receipt = dict[str, Any]
 
@@ -100,15 +110,6 @@ def write_range(plan: CountPlan, name: str, found: NGrams) -> Receipt:
         "rows": write_shard(plan.scratch, f"{name}.arrow", ngram_batch(ranked)).model_dump(),
         "classes": write_shard(plan.scratch, f"{name}.classes.arrow", classes).model_dump(),
     }
-
-
-def exclude(found: NGrams, tokens: Sequence[int]) -> NGrams:
-    """`found` less all n-grams that hold one of `tokens`."""
-    if not tokens:
-        return found
-    inside_MK = np.arange(found.tokens_MK.shape[1]) < found.n_M[:, None]
-    keep_M = ~(np.isin(found.tokens_MK, tokens) & inside_MK).any(axis=1)
-    return NGrams(*(column[keep_M] for column in found))
 
 
 class Ranking(NamedTuple):
@@ -234,12 +235,3 @@ def _across(plan: CountPlan, receipts: Sequence[Receipt]) -> list[NGrams]:
         if counts[ngram] >= plan.min_count:
             found[place[ngram]][ngram] = counts[ngram]
     return [exclude(ngrams_from(part, plan.max_n), plan.exclude_tokens) for part in found]
-
-
-def ngrams_from(counts: dict[Ngram, int], max_n: int) -> NGrams:
-    """Rows of n-grams given as tuples with their counts, in that order."""
-    tokens_MK = np.zeros((len(counts), max_n), np.uint32)
-    for row, ngram in enumerate(counts):
-        tokens_MK[row, : len(ngram)] = ngram
-    n_M = np.array([len(ngram) for ngram in counts], np.uint8)
-    return NGrams(tokens_MK, n_M, np.array(list(counts.values()), np.uint64))

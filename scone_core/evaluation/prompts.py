@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from scone_core.evaluation.text import Embed
+from scone_core.evaluation.embed import Embed
 
 BATCH_TOKENS = 2048
 """Of one forward pass, padding included. If all were scored, their logits would take 400 MB at

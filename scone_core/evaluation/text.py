@@ -9,128 +9,23 @@ S sources, C the four sums of a score.
 """
 
 import math
-import re
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
-from scone_core.artifacts import storage
-from scone_core.artifacts.config import Frozen
-from scone_core.artifacts.manifests import map_shard
-from scone_core.corpus.documents import file_number
-from scone_core.corpus.tokenizer import Tokenizer
+from scone_core.corpus.token_stream import NOT_A_TARGET, TokenStream
+from scone_core.evaluation.embed import Embed
 from scone_core.evaluation.scores import ALL_SOURCES, TextScore, ratio_interval
-from scone_core.fgrams.index import FGramIndex
-from scone_core.model.scone_lm import SconeLM
-from scone_core.table.embedding_table import EmbeddingTable
-from scone_core.training.batches import (
-    NOT_A_TARGET,
-    AttentionSpan,
-    Matcher,
-    TokenStream,
-    make_micro_batch,
-    positions,
-)
-
-
-class Inputs(NamedTuple):
-    """The input embeddings of a batch."""
-
-    embeddings_BTD: Tensor
-    match_len_BT: np.ndarray
-    """1 for a miss."""
-
-
-Embed = Callable[[np.ndarray], Inputs]
-"""tokens_BT -> Inputs: the only thing that differs between a plain model, f-gram vectors computed
-on the fly and f-gram vectors from the table.
-"""
-
-
-class Score(Frozen):
-    """Sums over scored tokens."""
-
-    loss_sum: float = 0.0
-    """Negative log-likelihood, nats."""
-    num_tokens: int = 0
-    num_hits: int = 0
-    match_len_sum: int = 0
-    """A miss counts 1."""
-
-    @classmethod
-    def of(cls, sums_C: np.ndarray) -> Self:
-        """From losses, tokens, hits and match lengths, float64."""
-        loss, tokens, hits, match_len = sums_C.tolist()
-        return cls(
-            loss_sum=loss,
-            num_tokens=int(tokens),
-            num_hits=int(hits),
-            match_len_sum=int(match_len),
-        )
-
-    def metrics(self, *, num_bytes_text: float) -> dict[str, float]:
-        """perplexity (per token), bits_per_byte, hit_rate and mean_match_length (per token)."""
-        return {
-            "perplexity": math.exp(self.loss_sum / self.num_tokens),
-            "bits_per_byte": self.loss_sum / math.log(2) / num_bytes_text,
-            "hit_rate": self.num_hits / self.num_tokens,
-            "mean_match_length": self.match_len_sum / self.num_tokens,
-        }
-
-
-def embed_on_the_fly(tokens_BT: np.ndarray, *, model: SconeLM, matcher: Matcher | None) -> Inputs:
-    """Vectors from the f-gram model; without `matcher`, token embeddings alone."""
-    device = model.main_model.device
-    batch = make_micro_batch(tokens_BT, tokens_BT, matcher).to(device)
-    return Inputs(model.input_embeddings(batch.tokens_BT, batch.fgrams), batch.match_len_BT)
-
-
-def embed_from_table(
-    tokens_BT: np.ndarray, *, model: SconeLM, index: FGramIndex, table: EmbeddingTable
-) -> Inputs:
-    """Vectors from the rows of the embedding table; the f-gram model is not used."""
-    fgram_ids_BT, match_len_BT = index.match(tokens_BT)
-    embeddings_BTD = model.token_embedding(torch.from_numpy(np.ascontiguousarray(tokens_BT)))
-    is_hit_BT = fgram_ids_BT >= 0
-    vectors_MD = table.vectors(fgram_ids_BT[is_hit_BT])
-    embeddings_BTD[torch.from_numpy(is_hit_BT)] = vectors_MD.to(embeddings_BTD.dtype)
-    return Inputs(embeddings_BTD, match_len_BT)
+from scone_core.evaluation.sources import Sources
+from scone_core.evaluation.sums import DocumentSums
+from scone_core.model.micro_batch import AttentionSpan, positions
 
 
 def num_windows(stream: TokenStream, sequence_length: int) -> int:
     """Windows that score every token of `stream`; separators fill up the last one."""
     return math.ceil((stream.length - 1) / sequence_length)
-
-
-class DocumentSums(NamedTuple):
-    """Sums over the scored tokens of documents; a document that was scored in parts may repeat."""
-
-    document_N: np.ndarray
-    """int64: its number in the order of the artifact."""
-    loss_N: np.ndarray
-    """float64: negative log-likelihood, nats."""
-    tokens_N: np.ndarray
-    """float64, as the next ones: counts below 2^53 are exact."""
-    hits_N: np.ndarray
-    match_len_N: np.ndarray
-    """A miss counts 1."""
-
-    @classmethod
-    def join(cls, parts: Iterable[Self]) -> Self:
-        """One row per document, in order; the parts are added in theirs."""
-        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        document_N, row_of = np.unique(columns[0], return_inverse=True)
-        return cls(document_N, *(np.bincount(row_of, column) for column in columns[1:]))
-
-    def select(self, is_chosen_N: np.ndarray) -> Self:
-        return type(self)(*(column[is_chosen_N] for column in self))
-
-    def total(self) -> Score:
-        return Score.of(np.stack(self[1:]).sum(1))
 
 
 @torch.no_grad()  # not inference_mode: its tensors may not enter training, where this is called
@@ -215,55 +110,6 @@ def score_windows(
     hits_M = (match_len_M > 1).astype(np.float64)
     as_inputs = (document_BT1[:, :-1][is_token_BT], zeros_M, zeros_M, hits_M, match_len_M)
     return DocumentSums.join([DocumentSums(*as_targets), DocumentSums(*as_inputs)])
-
-
-class Sources(NamedTuple):
-    """Which source each document of a tokens/v1 artifact is from, and how much text it was."""
-
-    names: tuple[str, ...]
-    source_N: np.ndarray
-    """int64, an index into `names`."""
-    bytes_N: np.ndarray
-    """float64, UTF-8 bytes. Exact for byte-level BPE; else in proportion to the tokens' own texts,
-    so that the sum is the one in the manifest."""
-
-    def add_up(self, sums: DocumentSums) -> np.ndarray:
-        """float64 [S, C]: the sums of the documents of every source."""
-        source_N = self.source_N[sums.document_N]
-        columns = [np.bincount(source_N, column, len(self.names)) for column in sums[1:]]
-        return np.stack(columns, axis=1)
-
-
-def read_sources(folder: str) -> Sources:
-    """The sources of the documents in `folder`: a document id tells its input file, and the
-    manifest names the files.
-    """
-    stream = TokenStream.open(folder)
-    manifest = stream.manifest
-    local = storage.local_copy(storage.join(folder, "tokenizer.json"))
-    bytes_V = Tokenizer(local).bytes_of_tokens()
-    file_N, bytes_N = [], []
-    for shard, (tokens_L, offsets_D1) in zip(manifest.shards, stream.shards, strict=True):
-        doc_id_N = map_shard(folder, shard).column("doc_id").to_numpy()
-        file_N.append(file_number(doc_id_N).astype(np.int64))
-        ends_L = np.cumsum(np.concatenate([[0], bytes_V[tokens_L]]))
-        bytes_N.append(np.diff(ends_L[offsets_D1]).astype(np.float64))
-    total_N = np.concatenate(bytes_N)
-    files = sorted(name for name in manifest.inputs if name != "tokenizer")
-    names, source_of_file = np.unique([source_name(name) for name in files], return_inverse=True)
-    return Sources(
-        tuple(map(str, names)),
-        source_of_file[np.concatenate(file_N)],
-        total_N * (manifest.num_bytes_text / max(total_N.sum(), 1)),
-    )
-
-
-def source_name(file: str) -> str:
-    """The source that an input file belongs to: the folder below the input that holds it, else the
-    file itself without its suffixes and without a shard number like `-00003-of-00008`.
-    """
-    folder, _, inner = file.partition("/")
-    return folder if inner else re.sub(r"([-._]\d+-of-\d+)?\.\w+(\.gz|\.zst)?$", "", file)
 
 
 def text_scores(sums: DocumentSums, sources: Sources) -> dict[str, TextScore]:

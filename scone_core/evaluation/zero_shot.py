@@ -13,9 +13,9 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from scone_core.artifacts.config import Frozen
+from scone_core.evaluation.embed import Embed
 from scone_core.evaluation.prompts import BATCH_TOKENS, Likelihood, Prompt, score_prompts
 from scone_core.evaluation.scores import TaskScore, share_interval
-from scone_core.evaluation.text import Embed
 
 Encode = Callable[[str], np.ndarray]
 """Text to token ids [T]."""

@@ -3,30 +3,17 @@
 Shapes: S f-grams, K max_n.
 """
 
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from scone_core.artifacts import storage
-from scone_core.artifacts.manifests import (
-    ArtifactError,
-    FgramsManifest,
-    Generation,
-    Shard,
-    load_manifest,
-    require_equal,
-    verify_shards,
-)
-from scone_core.counting.one_scan import NGrams
-from scone_core.fgrams.index import FGramIndex, Matches, write_index
-from scone_core.fgrams.ranks import map_ranks
-from scone_core.fgrams.trie import MAX_FGRAMS, find_rows
-
-__all__ = ["FGramIndex", "Matches", "NGrams", "read_fgrams", "validate_fgrams", "write_fgrams"]
+from scone_core.artifacts.manifests import ArtifactError, FgramsManifest, Shard, load_manifest
+from scone_core.fgrams.index import write_index
+from scone_core.fgrams.ngrams import NGrams, ngram_batch, ngrams_of
+from scone_core.fgrams.trie import MAX_FGRAMS
 
 ROW_GROUP = 1 << 18
 _ENCODINGS = {
@@ -63,26 +50,6 @@ def write_fgrams(folder: str, name: str, fgrams: NGrams, *, first_id: int) -> Sh
     )
     return Shard(
         name=name, num_rows=num_rows, num_bytes=num_bytes, sha256=sha256, first_id=first_id
-    )
-
-
-def ngram_batch(ngrams: NGrams) -> pa.RecordBatch:
-    """n-grams as Arrow columns n, tokens, count."""
-    tokens_MK = np.ascontiguousarray(ngrams.tokens_MK)
-    tokens = pa.FixedSizeListArray.from_arrays(pa.array(tokens_MK.reshape(-1)), tokens_MK.shape[1])
-    columns = {"n": pa.array(ngrams.n_M), "tokens": tokens, "count": pa.array(ngrams.counts_M)}
-    return pa.RecordBatch.from_pydict(columns)
-
-
-def ngrams_of(batch: pa.RecordBatch) -> NGrams:
-    """The inverse of `ngram_batch`, without a copy; other columns are left out."""
-    tokens = batch.column("tokens")
-    max_n = tokens.type.list_size
-    values = tokens.values.to_numpy()[tokens.offset * max_n : (tokens.offset + len(tokens)) * max_n]
-    return NGrams(
-        values.reshape(-1, max_n),
-        batch.column("n").to_numpy(),
-        batch.column("count").to_numpy(),
     )
 
 
@@ -151,126 +118,6 @@ def build_index(
     blocks = (ngrams_of(rows)[:2] for rows in iter_rows(folder, shards))
     num_fgrams = sum(shard.num_rows for shard in shards)
     return write_index(path, blocks, num_fgrams=num_fgrams, vocab_size=vocab_size)
-
-
-def compare_fgrams(first: str, second: str) -> pl.DataFrame:
-    """How many f-grams of each length two artifacts have, and have in common.
-
-    Returns:
-        n, first, second, common (numbers of f-grams), overlap (common / all of both).
-
-    Raises:
-        ArtifactError: their tokenizers differ.
-    """
-    kept, index = load_manifest(FgramsManifest, first), FGramIndex.open(second)
-    other = load_manifest(FgramsManifest, second)
-    require_equal(
-        f"tokenizer of {second}",
-        other.tokenizer_sha256,
-        kept.tokenizer_sha256,
-        f"only f-grams of the tokenizer of {first} can be compared with it",
-    )
-    common_K1 = np.zeros(kept.max_n + 1, np.int64)
-    for rows in iter_rows(first, kept.shards):
-        tokens_SK, n_S, _ = ngrams_of(rows)
-        is_common_S = find_rows(index.buckets_N8, tokens_SK, n_S) >= 0
-        common_K1 += np.bincount(n_S[is_common_S], minlength=kept.max_n + 1)
-    numbers = [
-        (
-            n,
-            kept.num_fgrams_per_n.get(n, 0),
-            other.num_fgrams_per_n.get(n, 0),
-            int(common_K1[n]) if n <= kept.max_n else 0,
-        )
-        for n in range(2, max(kept.max_n, other.max_n) + 1)
-    ]
-    table = pl.DataFrame(numbers, ["n", "first", "second", "common"], orient="row")
-    union = pl.col("first") + pl.col("second") - pl.col("common")
-    return table.with_columns(overlap=pl.col("common") / union)
-
-
-def validate_fgrams(folder: str) -> FgramsManifest:
-    """Check every invariant of fgrams/v1 by reading all of it.
-
-    Raises:
-        ArtifactError: names the file and the invariant that does not hold.
-    """
-    manifest = load_manifest(FgramsManifest, folder)
-    verify_shards(folder, [*manifest.shards, manifest.index, *filter(None, [manifest.ranks])])
-    num_per_n = np.zeros(manifest.max_n + 1, np.int64)
-    for generation in manifest.generations:
-        num_per_n += _check_generation(folder, manifest, generation, int(num_per_n.sum()))
-    found = {n: int(num_per_n[n]) for n in range(2, manifest.max_n + 1)}
-    require_equal(f"{folder}: f-grams per n", found, manifest.num_fgrams_per_n, "rebuild it")
-    _check_index(folder, manifest)
-    if manifest.ranks is not None:
-        ranks_S = np.sort(map_ranks(folder, manifest.ranks))
-        if not np.array_equal(ranks_S, np.arange(manifest.num_fgrams)):
-            raise ArtifactError(f"{folder}/{manifest.ranks.name}: not one rank per f-gram")
-    return manifest
-
-
-def _check_generation(
-    folder: str, manifest: FgramsManifest, generation: Generation, first_id: int
-) -> np.ndarray:
-    """Check the rows from `first_id` on; how many f-grams of each length they are."""
-    num_per_n = np.zeros(manifest.max_n + 1, np.int64)
-    last_ranked = generation.num_fgrams - generation.num_included
-    last_row: NGrams | None = None
-    last_id = generation.num_fgrams
-    for rows in iter_rows(folder, manifest.shards, first_id=first_id, last_id=last_id):
-        fgrams, where = ngrams_of(rows), f"{folder}: f-grams from {first_id} on"
-        if not np.array_equal(rows.column("fgram_id"), first_id + np.arange(rows.num_rows)):
-            raise ArtifactError(f"{folder}: fgram_id is not the row number behind row {first_id}")
-        _check_rows(fgrams, manifest, max(last_ranked - first_id, 0), where)
-        _check_order(fgrams, last_row, where)
-        num_per_n += np.bincount(fgrams.n_M, minlength=manifest.max_n + 1)
-        last_row = NGrams(*(column[-1:] for column in fgrams))
-        first_id += rows.num_rows
-    return num_per_n
-
-
-def _check_rows(fgrams: NGrams, manifest: FgramsManifest, num_ranked: int, where: str) -> None:
-    """`num_ranked`: of the rows, the first ones, that are not there on request alone."""
-    tokens_MK, n_M, counts_M = fgrams
-    counts_M = counts_M[:num_ranked]
-    if tokens_MK.shape[1] != manifest.max_n or n_M.min() < 2 or n_M.max() > manifest.max_n:
-        raise ArtifactError(f"{where}: n outside 2 to max_n={manifest.max_n}")
-    if counts_M.size and counts_M.min() < manifest.min_count:
-        raise ArtifactError(f"{where}: count {counts_M.min()} < min_count={manifest.min_count}")
-    inside_MK = np.arange(manifest.max_n) < n_M[:, None]
-    if tokens_MK[~inside_MK].any():
-        raise ArtifactError(f"{where}: not zero behind the n-th token")
-    tokens = tokens_MK[inside_MK]
-    if tokens.max() >= manifest.vocab_size or (tokens == manifest.separator_id).any():
-        raise ArtifactError(
-            f"{where}: a token outside vocab_size={manifest.vocab_size}, or the separator"
-        )
-
-
-def _check_order(fgrams: NGrams, last_row: NGrams | None, where: str) -> None:
-    """Each row must come after the one before it: count descending, n, then tokens ascending."""
-    tokens_MK, n_M, counts_M = map(
-        np.concatenate, zip(*filter(None, [last_row, fgrams]), strict=True)
-    )
-    keys_MX = np.column_stack([np.invert(counts_M), n_M, tokens_MK])
-    deciding = (keys_MX[1:] != keys_MX[:-1]).argmax(axis=1)
-    rows = np.arange(len(deciding))
-    if not (keys_MX[1:][rows, deciding] > keys_MX[:-1][rows, deciding]).all():
-        raise ArtifactError(f"{where}: not in rank order")
-
-
-def _check_index(folder: str, manifest: FgramsManifest) -> None:
-    """The index is a function of the rows: building it again must give the same bytes."""
-    with tempfile.TemporaryDirectory() as scratch:
-        try:
-            _, sha256 = build_index(
-                folder, f"{scratch}/trie.npy", manifest.shards, vocab_size=manifest.vocab_size
-            )
-        except ValueError as error:
-            raise ArtifactError(f"{folder}: {error}") from error
-    if sha256 != manifest.index.sha256:
-        raise ArtifactError(f"{folder}/{manifest.index.name}: not the index of its f-grams")
 
 
 def _read_shard(folder: str, shard: Shard, first_id: int, last_id: int) -> Iterator[pa.RecordBatch]:

@@ -23,15 +23,9 @@ from scone_core.artifacts.manifests import (
     load_manifest,
     require_equal,
 )
-from scone_core.counting.one_scan import NGrams
-from scone_core.fgrams.fgram_shards import (
-    build_index,
-    iter_rows,
-    ngrams_of,
-    read_fgrams,
-    write_fgrams,
-)
+from scone_core.fgrams.fgram_shards import build_index, iter_rows, read_fgrams, write_fgrams
 from scone_core.fgrams.index import INDEX, FGramIndex
+from scone_core.fgrams.ngrams import NGrams, ngrams_of
 from scone_core.fgrams.ranks import write_ranks
 from scone_core.fgrams.trie import MAX_FGRAMS, find_rows
 

@@ -11,9 +11,10 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from scone_core.artifacts import storage
-from scone_core.artifacts.manifests import ArtifactError, FgramsManifest, load_manifest, local_shard
+from scone_core.artifacts.manifests import ArtifactError, FgramsManifest, load_manifest
+from scone_core.artifacts.shards import local_shard
 from scone_core.fgrams import trie
-from scone_core.table.tiers import expect_hits
+from scone_core.machine.mapped_memory import expect_hits
 
 INDEX = "index/trie.npy"
 

@@ -8,18 +8,18 @@ import polars as pl
 
 from scone_core.artifacts import storage
 from scone_core.artifacts.config import Frozen
-from scone_core.artifacts.manifests import FgramsManifest, load_manifest
+from scone_core.artifacts.manifests import (
+    FgramsManifest,
+    load_manifest,
+    require_equal,
+)
 from scone_core.corpus.tokenizer import Tokenizer
 from scone_core.fgrams.coverage import held_out_curve
-from scone_core.fgrams.fgram_shards import (
-    FGramIndex,
-    NGrams,
-    compare_fgrams,
-    iter_rows,
-    ngrams_of,
-    take_fgrams,
-)
+from scone_core.fgrams.fgram_shards import iter_rows, take_fgrams
+from scone_core.fgrams.index import FGramIndex
+from scone_core.fgrams.ngrams import NGrams, ngrams_of
 from scone_core.fgrams.ranks import map_ranks
+from scone_core.fgrams.trie import find_rows
 
 Tables = dict[str, pl.DataFrame]
 
@@ -182,3 +182,39 @@ def _coverage(folder: str, tokens: str, num_tokens: int) -> pl.DataFrame:
         num_tokens=num_tokens,
     )
     return curve[-1:].select(pl.lit(folder).alias("fgrams"), "*")
+
+
+def compare_fgrams(first: str, second: str) -> pl.DataFrame:
+    """How many f-grams of each length two artifacts have, and have in common.
+
+    Returns:
+        n, first, second, common (numbers of f-grams), overlap (common / all of both).
+
+    Raises:
+        ArtifactError: their tokenizers differ.
+    """
+    kept, index = load_manifest(FgramsManifest, first), FGramIndex.open(second)
+    other = load_manifest(FgramsManifest, second)
+    require_equal(
+        f"tokenizer of {second}",
+        other.tokenizer_sha256,
+        kept.tokenizer_sha256,
+        f"only f-grams of the tokenizer of {first} can be compared with it",
+    )
+    common_K1 = np.zeros(kept.max_n + 1, np.int64)
+    for rows in iter_rows(first, kept.shards):
+        tokens_SK, n_S, _ = ngrams_of(rows)
+        is_common_S = find_rows(index.buckets_N8, tokens_SK, n_S) >= 0
+        common_K1 += np.bincount(n_S[is_common_S], minlength=kept.max_n + 1)
+    numbers = [
+        (
+            n,
+            kept.num_fgrams_per_n.get(n, 0),
+            other.num_fgrams_per_n.get(n, 0),
+            int(common_K1[n]) if n <= kept.max_n else 0,
+        )
+        for n in range(2, max(kept.max_n, other.max_n) + 1)
+    ]
+    table = pl.DataFrame(numbers, ["n", "first", "second", "common"], orient="row")
+    union = pl.col("first") + pl.col("second") - pl.col("common")
+    return table.with_columns(overlap=pl.col("common") / union)

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from scone_core.artifacts import storage
-from scone_core.artifacts.manifests import ArtifactError, Shard, local_shard
+from scone_core.artifacts.manifests import ArtifactError, Shard
+from scone_core.artifacts.shards import local_shard
 
 RANKS = "ranks.npy"
 

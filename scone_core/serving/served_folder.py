@@ -10,13 +10,15 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ValidationError
 
-from scone_core.artifacts import manifests, storage
+from scone_core.artifacts import storage
 from scone_core.artifacts.config import Frozen
 from scone_core.artifacts.manifests import (
     ArtifactError,
     EmbeddingsManifest,
     FgramsManifest,
     Manifest,
+    load_manifest,
+    require_equal,
 )
 from scone_core.fgrams.index import FGramIndex
 from scone_core.table.embedding_table import EmbeddingTable
@@ -55,14 +57,14 @@ class SconeSection(Frozen):
         Raises:
             ArtifactError: the table was not precomputed from this checkpoint and these f-grams.
         """
-        fgrams_manifest = manifests.load_manifest(FgramsManifest, fgrams)
-        table_manifest = manifests.load_manifest(EmbeddingsManifest, table)
+        fgrams_manifest = load_manifest(FgramsManifest, fgrams)
+        table_manifest = load_manifest(EmbeddingsManifest, table)
         remedy = "run the precompute stage for this checkpoint and these f-grams"
         for field, found, expected in (
             ("checkpoint", table_manifest.checkpoint_fingerprint, checkpoint_fingerprint),
             ("fgrams", table_manifest.fgrams_fingerprint, fgrams_manifest.fingerprint),
         ):
-            manifests.require_equal(f"table={table!r}: {field}", found, expected, remedy)
+            require_equal(f"table={table!r}: {field}", found, expected, remedy)
         return cls(
             fgrams=fgrams,
             table=table,
@@ -88,7 +90,7 @@ class SconeSection(Frozen):
 
     def require_tokenizer(self, path: str | Path) -> None:
         """Refuse a tokenizer.json other than the one whose ids the f-grams consist of."""
-        manifests.require_equal(
+        require_equal(
             f"{path}: sha256",
             storage.sha256_of(str(path)),
             self.tokenizer_sha256,
@@ -102,7 +104,7 @@ class SconeSection(Frozen):
             ArtifactError: missing, damaged, or another f-gram set than the model was trained with.
         """
         index = FGramIndex.open(self.fgrams)
-        manifest = manifests.load_manifest(FgramsManifest, self.fgrams)
+        manifest = load_manifest(FgramsManifest, self.fgrams)
         self._require(self.fgrams, manifest, fingerprint=self.fgrams_fingerprint)
         return index
 
@@ -122,7 +124,7 @@ class SconeSection(Frozen):
         Raises:
             ArtifactError: missing, or another table than the model was exported with.
         """
-        manifest = manifests.load_manifest(EmbeddingsManifest, self.table)
+        manifest = load_manifest(EmbeddingsManifest, self.table)
         self._require(self.table, manifest, fingerprint=self.table_fingerprint)
         return manifest
 
@@ -136,7 +138,7 @@ class SconeSection(Frozen):
         }
         for field, value in expected.items():
             found = getattr(manifest, field)
-            manifests.require_equal(f"{folder}: {field}", found, value, "export the model again")
+            require_equal(f"{folder}: {field}", found, value, "export the model again")
 
 
 def served_config(main_config: dict[str, Any], section: SconeSection | None) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from scone_core.artifacts import manifests
 from scone_core.artifacts.manifests import Shard
+from scone_core.artifacts.shards import map_shard, write_shard
 from scone_core.model.forest import build_forest
 from scone_core.model.scone_lm import SconeLM
 from scone_core.table.build import BuildPlan
@@ -20,7 +20,7 @@ class BlockWriter:
 
     def __init__(self, plan: BuildPlan, sorted_fgrams: Shard, device: str = "cpu") -> None:
         self._plan = plan
-        self._fgrams = manifests.map_shard(plan.block_folder, sorted_fgrams)
+        self._fgrams = map_shard(plan.block_folder, sorted_fgrams)
         self._model = SconeLM.load(plan.checkpoint).to(device)
 
     def write(self, number: int) -> Shard:
@@ -35,7 +35,7 @@ class BlockWriter:
         by_id_S = np.argsort(ids_S)
         batch = embedding_batch(to_storage(vectors_SD[by_id_S], plan.rows), plan.rows)
         batch = batch.append_column("fgram_id", pa.array(ids_S[by_id_S]))
-        return manifests.write_shard(plan.block_folder, f"{plan.block_names[number]}.arrow", batch)
+        return write_shard(plan.block_folder, f"{plan.block_names[number]}.arrow", batch)
 
 
 def embed_fgrams(

@@ -11,9 +11,10 @@ Shapes: S f-grams of one block or shard, K max_n, D width.
 import numpy as np
 import pyarrow as pa
 
-from scone_core.artifacts import manifests, storage
+from scone_core.artifacts import storage
 from scone_core.artifacts.config import Frozen
 from scone_core.artifacts.manifests import RowFormat, Shard
+from scone_core.artifacts.shards import map_shard, write_shard
 from scone_core.fgrams.fgram_shards import depth_first_order, read_fgrams
 from scone_core.table.row_formats import embedding_batch, table_rows
 
@@ -62,7 +63,7 @@ def sort_fgrams(plan: BuildPlan) -> Shard:
     batch = pa.record_batch(
         {"fgram_id": plan.first_id + order_S, "n": n_S[order_S], "tokens": tokens}
     )
-    return manifests.write_shard(plan.block_folder, "sorted.arrow", batch)
+    return write_shard(plan.block_folder, "sorted.arrow", batch)
 
 
 def assemble_shard(plan: BuildPlan, blocks: list[Shard], number: int) -> Shard:
@@ -71,7 +72,7 @@ def assemble_shard(plan: BuildPlan, blocks: list[Shard], number: int) -> Shard:
     last_id = min(first_id + plan.rows_per_shard, plan.last_id)
     ids, rows = [], []
     for block in blocks:
-        spilled = manifests.map_shard(plan.block_folder, block)
+        spilled = map_shard(plan.block_folder, block)
         ids_S = spilled["fgram_id"].to_numpy()
         part = slice(*np.searchsorted(ids_S, [first_id, last_id]))
         ids.append(ids_S[part])
@@ -81,4 +82,4 @@ def assemble_shard(plan: BuildPlan, blocks: list[Shard], number: int) -> Shard:
         rows_SD[ids_M - first_id] = rows_MD
     batch = embedding_batch(rows_SD, plan.rows)
     name = f"{plan.shard_names[number]}.arrow"
-    return manifests.write_shard(plan.out, name, batch, first_id=first_id)
+    return write_shard(plan.out, name, batch, first_id=first_id)

@@ -6,9 +6,14 @@ Shapes: M rows, K max_n, D width.
 import numpy as np
 import torch
 
-from scone_core.artifacts import manifests
 from scone_core.artifacts.config import Frozen
-from scone_core.artifacts.manifests import ArtifactError, CheckpointManifest, FgramsManifest
+from scone_core.artifacts.manifests import (
+    ArtifactError,
+    CheckpointManifest,
+    FgramsManifest,
+    load_manifest,
+)
+from scone_core.artifacts.shards import verify_shards
 from scone_core.fgrams.fgram_shards import take_fgrams
 from scone_core.model.forest import build_forest
 from scone_core.model.scone_lm import SconeLM
@@ -43,14 +48,14 @@ def check_table(
         ArtifactError: a damaged file, a row that is not the model's, or artifacts that do not
             belong together.
     """
-    model_manifest = manifests.load_manifest(CheckpointManifest, checkpoint)
+    model_manifest = load_manifest(CheckpointManifest, checkpoint)
     expected = {
         "checkpoint_fingerprint": model_manifest.fingerprint,
-        "fgrams_fingerprint": manifests.load_manifest(FgramsManifest, fgrams).fingerprint,
+        "fgrams_fingerprint": load_manifest(FgramsManifest, fgrams).fingerprint,
     }
     table = EmbeddingTable.open(folder, expected=expected)
     files = [*table.manifest.shards, *filter(None, [table.manifest.ranks])]
-    manifests.verify_shards(folder, files)
+    verify_shards(folder, files)
     rng = np.random.default_rng(seed)
     ids_M = np.sort(rng.choice(table.num_rows, min(num_rows, table.num_rows), replace=False))
     computed_MD = compute_rows(SconeLM.load(checkpoint).eval(), fgrams, ids_M)

@@ -18,8 +18,9 @@ import numpy as np
 from numba.core import types
 
 from scone_core.artifacts.manifests import ArtifactError
+from scone_core.machine.mapped_memory import PAGE
 from scone_core.machine.uring import Ring
-from scone_core.table.tiers import PAGE, Tiers
+from scone_core.table.tiers import Tiers
 
 _WILL_NEED = mmap.MADV_WILLNEED
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from scone_core.artifacts import manifests, storage
+from scone_core.artifacts import storage
 from scone_core.artifacts.manifests import (
     ArtifactError,
     EmbeddingsManifest,
@@ -22,7 +22,10 @@ from scone_core.artifacts.manifests import (
     load_manifest,
     require_equal,
 )
+from scone_core.artifacts.shards import local_shard, single_batch
 from scone_core.fgrams.ranks import map_ranks
+from scone_core.machine.intrinsics import CACHE_LINE
+from scone_core.machine.mapped_memory import expect_hits, expect_random_reads, lock_rows
 from scone_core.table.cold_rows import ColdFile, ColdReader, open_reader
 from scone_core.table.lookup_statistics import LookupStatistics
 from scone_core.table.row_formats import (
@@ -33,21 +36,8 @@ from scone_core.table.row_formats import (
     embedding_type,
     table_rows,
 )
-from scone_core.table.row_kernels import (
-    CACHE_LINE,
-    copy_rows,
-    decode_rows,
-    decode_rows_bf16,
-    locate,
-)
-from scone_core.table.tiers import (
-    ALL_MAPPED,
-    Tiers,
-    expect_hits,
-    expect_random_reads,
-    hot_extents,
-    lock_rows,
-)
+from scone_core.table.row_kernels import copy_rows, decode_rows, decode_rows_bf16, locate
+from scone_core.table.tiers import ALL_MAPPED, Tiers, hot_extents
 
 NEVER = 1 << 62
 """The first cold id of a table without cold rows."""
@@ -307,12 +297,12 @@ def _require_all_ids(folder: str, manifest: EmbeddingsManifest) -> None:
 
 
 def _map(folder: str, manifest: EmbeddingsManifest, shard: Shard) -> MappedShard:
-    local, name = manifests.local_shard(folder, shard), storage.join(folder, shard.name)
+    local, name = local_shard(folder, shard), storage.join(folder, shard.name)
     if shard.num_bytes == 0:
         raise ArtifactError(f"{name}: empty; rebuild the table")
     with pa.memory_map(str(local)) as source:  # unlike Python's mmap it keeps no descriptor open
         memory = source.read_buffer()
-    batch = manifests.single_batch(memory, name)
+    batch = single_batch(memory, name)
     kind = embedding_type(manifest.row_format, manifest.width)
     found = dict(zip(batch.schema.names, batch.schema.types, strict=True)).get("embedding")
     if found != kind or batch.num_rows != shard.num_rows:

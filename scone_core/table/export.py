@@ -3,6 +3,7 @@
 Shapes: S rows of the table, N rows of one shard, M rows of one block, K max_n, D width.
 """
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from scone_core.artifacts.manifests import (
 )
 from scone_core.fgrams.fgram_shards import depth_first_order, read_fgrams
 from scone_core.table.embedding_table import EmbeddingTable
-from scone_core.table.extras import import_extra
 from scone_core.table.row_formats import STORAGE, as_tensor, split_records
 
 ROWS_PER_TRANSACTION = 1 << 14
@@ -139,3 +139,15 @@ def ngram_keys(tokens_MK: np.ndarray, n_M: np.ndarray, vocab_size: int) -> list[
 
 def _lmdb() -> Any:
     return import_extra("lmdb", needed_for="to='lmdb'", remedy="install scone[lmdb]")
+
+
+def import_extra(package: str, *, needed_for: str, remedy: str) -> Any:
+    """The module `package`.
+
+    Raises:
+        ValueError: it is not installed; names what needs it and the remedy.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ValueError(f"{needed_for} needs the package {package} ({error}); {remedy}") from error

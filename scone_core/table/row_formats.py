@@ -10,7 +10,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from scone_core.artifacts.manifests import RowFormat
+from scone_core.artifacts.manifests import (
+    RowFormat,
+)
 
 SCALE_BYTES = 4
 """The float32 scale that stands before the values of an int8 or fp8 record."""
@@ -180,3 +182,18 @@ def table_rows(batch: pa.RecordBatch) -> np.ndarray:
 def width_of(rows_NC: np.ndarray, row_format: RowFormat) -> int:
     """D, the values of a stored row."""
     return rows_NC.shape[1] - STORAGE[row_format].columns(0)
+
+
+ROWS_PER_BLOCK = 1 << 12
+"""Rows that are float32 at a time; a shard is never."""
+
+
+def convert_rows(rows_NC: np.ndarray, source: RowFormat, target: RowFormat) -> np.ndarray:
+    """Stored rows of the format `source` as stored rows of the format `target`."""
+    columns = STORAGE[target].columns(width_of(rows_NC, source))
+    out_NC = np.empty((len(rows_NC), columns), STORAGE[target].stored)
+    for first in range(0, len(rows_NC), ROWS_PER_BLOCK):
+        part = slice(first, first + ROWS_PER_BLOCK)
+        vectors_ND = from_storage(rows_NC[part].copy(), source).float()
+        out_NC[part] = to_storage(vectors_ND, target)
+    return out_NC

@@ -3,18 +3,12 @@
 Shapes: M rows of one lookup, D width, R bytes of one stored row.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import numba as nb
 import numpy as np
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 
+from scone_core.machine.intrinsics import CACHE_LINE, copy_bytes, fence, prefetch_line, stream_line
 from scone_core.table.row_formats import SCALE_BYTES
 
-CACHE_LINE = 64
 AHEAD, LINES = 4, 8
 """Rows between the prefetch of a row and its copy, and how many of its first lines are fetched. The
 hardware follows a row by itself once it is in it; what it cannot know is the next row's page.
@@ -25,68 +19,6 @@ STREAMED_BYTES = 8 << 20
 """From this size on a result, which no core's cache can hold, is written past the caches; else
 every line of it would be read from memory before it is overwritten. 4,096-byte rows, batch 4096:
 0.72 us a row instead of 0.89."""
-
-
-def _copy_code(typing_context: Any, target: Any, source: Any, num_bytes: Any) -> Any:
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = ir.IntType(8).as_pointer()
-        to, origin = (builder.inttoptr(address, pointer) for address in args[:2])
-        cgutils.raw_memcpy(builder, to, origin, args[2], 1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), codegen
-
-
-def _stream_code(typing_context: Any, target: Any, source: Any) -> Any:
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        line = ir.VectorType(ir.IntType(64), CACHE_LINE // 8).as_pointer()
-        to, origin = (builder.inttoptr(address, line) for address in args)
-        store = builder.store(builder.load(origin, align=1), to, align=CACHE_LINE)
-        store.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
-
-
-def _fence_code(typing_context: Any) -> Any:
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(), codegen
-
-
-def _prefetch_code(typing_context: Any, address: Any) -> Any:
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer, int32 = ir.IntType(8).as_pointer(), ir.IntType(32)
-        function = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(ir.VoidType(), [pointer, int32, int32, int32]),
-            "llvm.prefetch.p0",
-        )
-        read, high_locality, data = int32(0), int32(3), int32(1)
-        builder.call(function, [builder.inttoptr(args[0], pointer), read, high_locality, data])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen
-
-
-# pyrefly: ignore[bad-assignment] (numba types its decorator as a factory)
-copy_bytes: Callable[[int, int, int], None] = intrinsic(_copy_code)
-"""memcpy between two addresses."""
-# pyrefly: ignore[bad-assignment] (numba types its decorator as a factory)
-stream_line: Callable[[int, int], None] = intrinsic(_stream_code)
-"""Copies 64 bytes to the cache line at an address, past the caches."""
-# pyrefly: ignore[bad-assignment] (numba types its decorator as a factory)
-fence: Callable[[], None] = intrinsic(_fence_code)
-"""Other threads and devices see what was streamed before."""
-# pyrefly: ignore[bad-assignment] (numba types its decorator as a factory)
-prefetch_line: Callable[[int], None] = intrinsic(_prefetch_code)
-"""Asks for the cache line at an address before it is needed; never faults."""
 
 
 @nb.njit(nogil=True, cache=True)

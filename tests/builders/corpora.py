@@ -11,19 +11,16 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from scone_core.artifacts import storage
 from scone_core.artifacts.config import fingerprint
-from scone_core.artifacts.manifests import (
-    FgramsManifest,
-    Shard,
-    TokensManifest,
-    publish,
-    write_shard,
-)
+from scone_core.artifacts.folders import publish
+from scone_core.artifacts.manifests import FgramsManifest, Shard, TokensManifest
+from scone_core.artifacts.shards import write_shard
 from scone_core.corpus.token_files import documents_to_batch
-from scone_core.counting.one_scan import NGrams, Piece, count_ngrams
+from scone_core.counting.one_scan import Piece, count_ngrams
 from scone_core.counting.ranking import rank_range
 from scone_core.counting.records import Layout
 from scone_core.fgrams import fgram_shards
 from scone_core.fgrams.index import INDEX
+from scone_core.fgrams.ngrams import NGrams
 
 Documents = Sequence[Sequence[int]]
 

@@ -9,8 +9,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ray_jobs.serve.export_model import PLAIN_CHAT
-from scone_core.artifacts import manifests, storage
+from scone_core.artifacts import storage
 from scone_core.artifacts.config import Frozen
+from scone_core.artifacts.folders import publish
 from scone_core.artifacts.manifests import (
     CheckpointManifest,
     EmbeddingsManifest,
@@ -18,8 +19,10 @@ from scone_core.artifacts.manifests import (
     RowFormat,
     Shard,
 )
-from scone_core.fgrams.fgram_shards import NGrams, write_fgrams
+from scone_core.artifacts.shards import write_shard
+from scone_core.fgrams.fgram_shards import write_fgrams
 from scone_core.fgrams.index import INDEX, write_index
+from scone_core.fgrams.ngrams import NGrams
 from scone_core.model.decoders import DecoderConfig, build_causal_lm, hugging_face_config
 from scone_core.model.fgram_model import FgramModelConfig
 from scone_core.model.scone_lm import SconeLM
@@ -83,7 +86,7 @@ def publish_fgrams(folder: str, grams: Grams, *, max_n: int = 5) -> FgramsManife
         num_tokens=0,
         index=index,
     )
-    return manifests.publish(folder, manifest)
+    return publish(folder, manifest)
 
 
 def trained_model(
@@ -130,7 +133,7 @@ def publish_checkpoint(
         max_n=fgrams.max_n if fgrams else None,
         fgram_output="residual" if fgrams else None,
     )
-    return manifests.publish(folder, manifest)
+    return publish(folder, manifest)
 
 
 def publish_table(
@@ -144,7 +147,7 @@ def publish_table(
     """An embeddings/v1 artifact of two shards."""
     cut = len(vectors_SD) // 3
     shards = tuple(
-        manifests.write_shard(
+        write_shard(
             folder,
             f"embeddings-{number}.arrow",
             embedding_batch(to_storage(rows_ND, rows), rows),
@@ -166,7 +169,7 @@ def publish_table(
         row_format=rows,
         bytes_per_row=STORAGE[rows].num_bytes(vectors_SD.shape[1]),
     )
-    return manifests.publish(folder, manifest)
+    return publish(folder, manifest)
 
 
 def random_llama(*, seed: int = 0) -> LlamaForCausalLM:
@@ -222,7 +225,7 @@ def publish_served(folder: Path, section: SconeSection | None) -> Path:
         checkpoint_fingerprint="random",
         table_fingerprint=section.table_fingerprint if section else None,
     )
-    manifests.publish(str(folder), manifest)
+    publish(str(folder), manifest)
     return folder
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from scone_core.artifacts import manifests
+from scone_core.artifacts.folders import publish
 from scone_core.artifacts.manifests import EmbeddingsManifest, RowFormat, Shard
+from scone_core.artifacts.shards import write_shard
 from scone_core.fgrams.ranks import write_ranks
 from scone_core.table.row_formats import STORAGE, embedding_batch, to_storage, width_of
 
@@ -24,7 +25,7 @@ def publish_rows(
     for first in range(0, len(rows_SC), rows_per_shard):
         batch = embedding_batch(rows_SC[first : first + rows_per_shard], row_format)
         name = f"rows-{first:05d}.arrow"
-        shards.append(manifests.write_shard(str(folder), name, batch, first_id=first))
+        shards.append(write_shard(str(folder), name, batch, first_id=first))
     width = width_of(rows_SC, row_format)
     manifest = EmbeddingsManifest(
         fingerprint="table",
@@ -43,7 +44,7 @@ def publish_rows(
         if ids_by_rank_S is None
         else write_ranks(str(folder), ids_by_rank_S, len(rows_SC)),
     )
-    manifests.publish(str(folder), manifest)
+    publish(str(folder), manifest)
     return str(folder)
 
 

@@ -16,9 +16,26 @@ import pytest
 from moto.server import ThreadedMotoServer
 from pydantic import ValidationError
 
-from scone_core.artifacts import manifests, storage
+from scone_core.artifacts import storage
 from scone_core.artifacts.config import InputPath, OutputPath, Resource, StageConfig, fingerprint
-from scone_core.artifacts.manifests import ArtifactError, Manifest, TokensManifest
+from scone_core.artifacts.folders import (
+    PLAN,
+    claim,
+    plan_fields,
+    publish,
+    read_receipt,
+    write_receipt,
+)
+from scone_core.artifacts.manifests import (
+    MANIFEST,
+    ArtifactError,
+    FgramsManifest,
+    Manifest,
+    Shard,
+    TokensManifest,
+    load_manifest,
+)
+from scone_core.artifacts.shards import PAGE_BYTES, map_shard, verify_shards, write_shard
 
 
 class ExampleConfig(StageConfig):
@@ -34,7 +51,7 @@ INPUTS = {"tokens": "abc"}
 
 def finished(folder: str, config: ExampleConfig) -> TokensManifest:
     manifest = TokensManifest(
-        **manifests.plan_fields(TokensManifest, config, INPUTS),
+        **plan_fields(TokensManifest, config, INPUTS),
         shards=(),
         tokenizer_sha256="",
         vocab_size=4,
@@ -44,7 +61,7 @@ def finished(folder: str, config: ExampleConfig) -> TokensManifest:
         num_bytes_text=0,
         num_skipped_records={},
     )
-    return manifests.publish(folder, manifest)
+    return publish(folder, manifest)
 
 
 def tokens_batch() -> pa.RecordBatch:
@@ -108,83 +125,81 @@ def test_configs_are_frozen_and_replace_validates() -> None:
 def test_a_finished_folder_is_returned_and_another_configuration_is_refused(base: str) -> None:
     config = ExampleConfig()
     folder = storage.join(base, "tokens")
-    assert manifests.claim(TokensManifest, folder, config, INPUTS) is None
+    assert claim(TokensManifest, folder, config, INPUTS) is None
     manifest = finished(folder, config)
-    assert manifests.claim(TokensManifest, folder, config, INPUTS) == manifest
+    assert claim(TokensManifest, folder, config, INPUTS) == manifest
     with pytest.raises(ArtifactError, match="max_n: 5 there, 4 here"):
-        manifests.claim(TokensManifest, folder, config.replace(max_n=4), INPUTS)
+        claim(TokensManifest, folder, config.replace(max_n=4), INPUTS)
     with pytest.raises(ArtifactError, match="tokens: 'abc' there, 'xyz' here"):
-        manifests.claim(TokensManifest, folder, config, {"tokens": "xyz"})
+        claim(TokensManifest, folder, config, {"tokens": "xyz"})
 
 
 def test_an_unfinished_folder_is_resumed_by_its_own_configuration_only(base: str) -> None:
     config = ExampleConfig()
     folder = storage.join(base, "tokens")
-    manifests.claim(TokensManifest, folder, config, INPUTS)
-    manifests.write_receipt(folder, "unit-0", {"rows": 3})
-    assert manifests.claim(TokensManifest, folder, config, INPUTS) is None
-    assert manifests.read_receipt(folder, "unit-0") == {"rows": 3}
-    assert manifests.read_receipt(folder, "unit-1") is None
+    claim(TokensManifest, folder, config, INPUTS)
+    write_receipt(folder, "unit-0", {"rows": 3})
+    assert claim(TokensManifest, folder, config, INPUTS) is None
+    assert read_receipt(folder, "unit-0") == {"rows": 3}
+    assert read_receipt(folder, "unit-1") is None
     with pytest.raises(ArtifactError, match="name: 'a' there, 'b' here"):
-        manifests.claim(TokensManifest, folder, config.replace(name="b"), INPUTS)
+        claim(TokensManifest, folder, config.replace(name="b"), INPUTS)
     finished(folder, config)
-    assert manifests.read_receipt(folder, "unit-0") is None
+    assert read_receipt(folder, "unit-0") is None
 
 
 def test_a_claim_without_any_work_done_can_change_its_mind(base: str) -> None:
     folder = storage.join(base, "tokens")
-    manifests.claim(TokensManifest, folder, ExampleConfig(), INPUTS)
+    claim(TokensManifest, folder, ExampleConfig(), INPUTS)
     other = ExampleConfig(max_n=4)
-    assert manifests.claim(TokensManifest, folder, other, INPUTS) is None
-    assert manifests.claim(TokensManifest, folder, other, INPUTS) is None
+    assert claim(TokensManifest, folder, other, INPUTS) is None
+    assert claim(TokensManifest, folder, other, INPUTS) is None
 
 
 def test_a_foreign_folder_is_refused(base: str) -> None:
     storage.write_bytes(storage.join(base, "home", "notes.txt"), b"mine")
     with pytest.raises(ArtifactError, match="not empty"):
-        manifests.claim(TokensManifest, storage.join(base, "home"), ExampleConfig(), INPUTS)
+        claim(TokensManifest, storage.join(base, "home"), ExampleConfig(), INPUTS)
     assert storage.read_bytes(storage.join(base, "home", "notes.txt")) == b"mine"
 
 
 def test_readers_name_what_is_missing(base: str) -> None:
     folder = storage.join(base, "tokens")
     with pytest.raises(ArtifactError, match="no artifact"):
-        manifests.load_manifest(TokensManifest, folder)
-    manifests.claim(TokensManifest, folder, ExampleConfig(), INPUTS)
+        load_manifest(TokensManifest, folder)
+    claim(TokensManifest, folder, ExampleConfig(), INPUTS)
     with pytest.raises(ArtifactError, match="unfinished artifact"):
-        manifests.load_manifest(TokensManifest, folder)
+        load_manifest(TokensManifest, folder)
     finished(folder, ExampleConfig())
     with pytest.raises(ArtifactError, match="'tokens/v1', but 'fgrams/v1' is needed"):
-        manifests.load_manifest(manifests.FgramsManifest, folder)
+        load_manifest(FgramsManifest, folder)
 
 
 def test_a_shard_maps_to_what_was_written_on_a_page_boundary(base: str) -> None:
     batch = tokens_batch()
-    shard = manifests.write_shard(base, "tokens-00000.arrow", batch)
-    mapped = manifests.map_shard(base, shard)
+    shard = write_shard(base, "tokens-00000.arrow", batch)
+    mapped = map_shard(base, shard)
     assert mapped.equals(batch)
-    assert mapped.column(0).buffers()[1].address % manifests.PAGE_BYTES == 0
-    manifests.verify_shards(base, [shard])
+    assert mapped.column(0).buffers()[1].address % PAGE_BYTES == 0
+    verify_shards(base, [shard])
 
 
 def test_mapping_allocates_nothing(tmp_path: Path) -> None:
     values = pa.array(np.arange(1 << 20, dtype=np.uint16))
     rows = pa.record_batch({"embedding": pa.FixedSizeListArray.from_arrays(values, 64)})
-    shard = manifests.write_shard(str(tmp_path), "rows.arrow", rows)
+    shard = write_shard(str(tmp_path), "rows.arrow", rows)
     before = pa.total_allocated_bytes()
-    mapped = manifests.map_shard(str(tmp_path), shard)
+    mapped = map_shard(str(tmp_path), shard)
     assert mapped.num_rows == 1 << 14
     assert pa.total_allocated_bytes() == before
 
 
-def write_ipc(
-    path: Path, batches: list[pa.RecordBatch], compression: str | None
-) -> manifests.Shard:
+def write_ipc(path: Path, batches: list[pa.RecordBatch], compression: str | None) -> Shard:
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_file(str(path), batches[0].schema, options=options) as writer:
         for batch in batches:
             writer.write_batch(batch)
-    return manifests.Shard(
+    return Shard(
         name=path.name,
         num_rows=sum(batch.num_rows for batch in batches),
         num_bytes=path.stat().st_size,
@@ -196,13 +211,13 @@ def test_shards_that_cannot_be_mapped_are_refused(tmp_path: Path) -> None:
     values = pa.record_batch({"x": np.zeros(100_000, np.int64)})
     compressed = write_ipc(tmp_path / "a.arrow", [values], "zstd")
     with pytest.raises(ArtifactError, match="compressed"):
-        manifests.map_shard(str(tmp_path), compressed)
+        map_shard(str(tmp_path), compressed)
     several = write_ipc(tmp_path / "b.arrow", [values, values], None)
     with pytest.raises(ArtifactError, match="2 record batches"):
-        manifests.map_shard(str(tmp_path), several)
+        map_shard(str(tmp_path), several)
     (tmp_path / "c.arrow").write_bytes(b"x" * several.num_bytes)
     with pytest.raises(ArtifactError, match="damaged"):
-        manifests.map_shard(str(tmp_path), several.model_copy(update={"name": "c.arrow"}))
+        map_shard(str(tmp_path), several.model_copy(update={"name": "c.arrow"}))
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
@@ -238,11 +253,11 @@ def kill_a_writer(path: Path) -> None:
 
 def test_what_killed_writers_leave_is_no_work_and_gone_in_the_end(tmp_path: Path) -> None:
     folder = tmp_path / "tokens"
-    kill_a_writer(folder / manifests.PLAN)
-    assert manifests.claim(TokensManifest, str(folder), ExampleConfig(), INPUTS) is None
+    kill_a_writer(folder / PLAN)
+    assert claim(TokensManifest, str(folder), ExampleConfig(), INPUTS) is None
     kill_a_writer(folder / "index/trie.npy")
     finished(str(folder), ExampleConfig())
-    assert [path.name for path in folder.rglob("*") if path.is_file()] == [manifests.MANIFEST]
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == [MANIFEST]
 
 
 def test_a_cached_download_follows_the_content(tmp_path: Path) -> None:
@@ -257,8 +272,8 @@ def test_a_cached_download_follows_the_content(tmp_path: Path) -> None:
 
 def test_manifests_have_no_field_that_differs_between_equal_runs(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        manifests.claim(TokensManifest, str(tmp_path / name), ExampleConfig(), INPUTS)
+        claim(TokensManifest, str(tmp_path / name), ExampleConfig(), INPUTS)
         finished(str(tmp_path / name), ExampleConfig())
-    first, second = ((tmp_path / n / manifests.MANIFEST).read_bytes() for n in ("a", "b"))
+    first, second = ((tmp_path / n / MANIFEST).read_bytes() for n in ("a", "b"))
     assert first == second
     assert issubclass(TokensManifest, Manifest)

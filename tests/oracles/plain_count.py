@@ -4,12 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from scone_core.artifacts.manifests import (
-    TokensManifest,
-    load_manifest,
-    read_receipt,
-    write_receipt,
-)
+from scone_core.artifacts.folders import read_receipt, write_receipt
+from scone_core.artifacts.manifests import TokensManifest, load_manifest
 from scone_core.counting.plan import plan_count
 from scone_core.counting.ranges import Cut
 from scone_core.counting.units import (

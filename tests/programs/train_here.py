@@ -8,15 +8,15 @@ from ray_jobs.train.config import TrainConfig
 from ray_jobs.train.tally import Report
 from ray_jobs.train.train_scone import check_inputs, checkpoint_manifest
 from ray_jobs.train.worker import Worker
-from scone_core.artifacts import manifests
+from scone_core.artifacts.folders import claim, plan_fields, publish
 from scone_core.artifacts.manifests import CheckpointManifest
 
 
 def train_here(config: TrainConfig) -> list[Report]:
     """Train and publish; all reports. `config` has one worker."""
     inputs = check_inputs(config)
-    manifests.claim(CheckpointManifest, config.out, config, inputs)
-    common = manifests.plan_fields(CheckpointManifest, config, inputs)
+    claim(CheckpointManifest, config.out, config, inputs)
+    common = plan_fields(CheckpointManifest, config, inputs)
     if not torch.distributed.is_initialized():  # DeepSpeed keeps the group of its first engine
         store = torch.distributed.HashStore()
         torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -26,5 +26,5 @@ def train_here(config: TrainConfig) -> list[Report]:
         Worker(config, common["fingerprint"], rank=0, num_ranks=1, send=reports.append).train()
     finally:
         del os.environ["LOCAL_RANK"]
-    manifests.publish(config.out, checkpoint_manifest(config, common))
+    publish(config.out, checkpoint_manifest(config, common))
     return reports

@@ -8,11 +8,14 @@ import mlflow
 import numpy as np
 import pytest
 
-from ray_jobs.count.count_fgrams import CountConfig, run
-from scone_core.artifacts import manifests, storage
-from scone_core.artifacts.manifests import ArtifactError, TokensManifest
-from scone_core.fgrams.fgram_shards import read_fgrams, validate_fgrams
+from ray_jobs.count.config import CountConfig
+from ray_jobs.count.count_fgrams import run
+from scone_core.artifacts import storage
+from scone_core.artifacts.folders import RECEIPTS, publish
+from scone_core.artifacts.manifests import MANIFEST, ArtifactError, TokensManifest, load_manifest
+from scone_core.fgrams.fgram_shards import read_fgrams
 from scone_core.fgrams.index import FGramIndex
+from scone_core.fgrams.validation import validate_fgrams
 from tests.builders.corpora import brute_force, rank, write_tokens, zipf_documents
 from tests.oracles import plain_count
 from tests.programs.stages import kill_at_random_points, kill_when, run_script, snapshot
@@ -56,7 +59,7 @@ def test_the_artifact_is_self_contained_and_scratch_is_gone(config: CountConfig)
     run(config)
     names = set(snapshot(Path(config.out)))
     shards = {f"fgrams-{number:05d}.parquet" for number in range(4)}
-    assert names == {manifests.MANIFEST, "tokenizer.json", "index/trie.npy", *shards}
+    assert names == {MANIFEST, "tokenizer.json", "index/trie.npy", *shards}
     assert not any(path.name.startswith("_") for path in Path(config.out).iterdir())
 
 
@@ -89,7 +92,7 @@ def test_rows_and_index_do_not_depend_on_shards_and_the_order_of_documents(
     run(config)
     run(config.replace(tokens=str(tmp_path / "reversed"), out=str(tmp_path / "other")))
     whole, other = snapshot(tmp_path / "fgrams"), snapshot(tmp_path / "other")
-    assert whole.pop(manifests.MANIFEST) != other.pop(manifests.MANIFEST)
+    assert whole.pop(MANIFEST) != other.pop(MANIFEST)
     assert whole == other
 
 
@@ -130,8 +133,8 @@ def kill_count(config: CountConfig, unit: str) -> None:
     ]
     command += [f"--tracking.uri={config.tracking.uri}", "--num-chunks=16", "--num-ranges=16"]
     out = Path(config.out)
-    kill_when(lambda: any(out.rglob(f"{manifests.RECEIPTS}/{unit}")), "fgram_count.py", *command)
-    assert not (out / manifests.MANIFEST).exists()
+    kill_when(lambda: any(out.rglob(f"{RECEIPTS}/{unit}")), "fgram_count.py", *command)
+    assert not (out / MANIFEST).exists()
 
 
 def test_killed_and_run_again_equals_uninterrupted(config: CountConfig, tmp_path: Path) -> None:
@@ -218,7 +221,7 @@ def test_a_corrupted_token_shard_is_named_and_nothing_is_published(config: Count
         run(config)
     shard.write_bytes(content)
     assert snapshot(Path(config.tokens)) == before
-    assert not (Path(config.out) / manifests.MANIFEST).exists()
+    assert not (Path(config.out) / MANIFEST).exists()
 
 
 def test_an_interrupted_count_goes_on_once_its_input_is_restored(config: CountConfig) -> None:
@@ -236,7 +239,7 @@ def test_an_interrupted_count_goes_on_once_its_input_is_restored(config: CountCo
 def test_a_corpus_without_frequent_n_grams_says_so(config: CountConfig) -> None:
     with pytest.raises(ValueError, match="min_count=100000: no n-gram occurs that often"):
         run(config.replace(min_count=100_000))
-    assert not (Path(config.out) / manifests.MANIFEST).exists()
+    assert not (Path(config.out) / MANIFEST).exists()
     assert run(config) == validate_fgrams(config.out)
 
 
@@ -247,8 +250,8 @@ def test_memory_that_holds_no_task_is_refused(config: CountConfig) -> None:
 
 
 def test_a_count_that_the_disk_cannot_hold_is_refused_before_it_starts(config: CountConfig) -> None:
-    manifest = manifests.load_manifest(TokensManifest, config.tokens)
-    manifests.publish(config.tokens, manifest.model_copy(update={"num_tokens": 10**14}))
+    manifest = load_manifest(TokensManifest, config.tokens)
+    publish(config.tokens, manifest.model_copy(update={"num_tokens": 10**14}))
     with pytest.raises(ValueError, match=r"MiB available, about [\d,]+ MiB needed; name a larger"):
         run(config.replace(num_chunks=8, num_ranges=4))
     assert not list(Path(config.out).rglob("*.records"))
@@ -281,7 +284,7 @@ def test_a_grown_corpus_counts_its_new_documents_alone(config: CountConfig, tmp_
         )
     )
     joint, updated = snapshot(tmp_path / "fgrams"), snapshot(tmp_path / "sum")
-    assert joint.pop(manifests.MANIFEST) != updated.pop(manifests.MANIFEST)
+    assert joint.pop(MANIFEST) != updated.pop(MANIFEST)
     assert joint == updated
     assert manifest.num_tokens == sum(map(len, DOCUMENTS))
 
@@ -369,8 +372,8 @@ def test_the_coverage_of_held_out_documents_is_recorded(
 def test_a_vocabulary_beyond_the_index_is_refused_before_anything_is_written(
     config: CountConfig,
 ) -> None:
-    manifest = manifests.load_manifest(TokensManifest, config.tokens)
-    manifests.publish(config.tokens, manifest.model_copy(update={"vocab_size": (1 << 20) + 1}))
+    manifest = load_manifest(TokensManifest, config.tokens)
+    publish(config.tokens, manifest.model_copy(update={"vocab_size": (1 << 20) + 1}))
     with pytest.raises(ValueError, match="vocab_size=1048577 of .*: the index holds 1048576 ids"):
         run(config)
     assert not Path(config.out).exists()

@@ -10,17 +10,18 @@ import mlflow
 import pytest
 
 from ray_jobs.evaluate import evaluate_model
-from ray_jobs.evaluate.evaluate_model import EvaluateConfig
+from ray_jobs.evaluate.config import EvaluateConfig
 from ray_jobs.precompute import precompute_embeddings
-from ray_jobs.precompute.precompute_embeddings import PrecomputeConfig
-from ray_jobs.runtime.units import Tracking
+from ray_jobs.precompute.config import PrecomputeConfig
+from ray_jobs.runtime.config import Tracking
 from ray_jobs.tokenize import tokenize_corpus
 from ray_jobs.tokenize.config import TokenizeConfig
 from scone_core.artifacts.manifests import ArtifactError, FgramsManifest, load_manifest
 from scone_core.corpus.tokenizer import Tokenizer
+from scone_core.evaluation.embed import embed_on_the_fly
 from scone_core.evaluation.scores import ALL_SOURCES
+from scone_core.evaluation.sources import read_sources
 from scone_core.evaluation.task_files import read_questions
-from scone_core.evaluation.text import embed_on_the_fly, read_sources
 from scone_core.evaluation.zero_shot import answer_questions, task_score
 from scone_core.fgrams.index import FGramIndex
 from scone_core.model.scone_lm import SconeLM

@@ -10,16 +10,16 @@ import torch
 
 from ray_jobs.count import grow_fgrams
 from ray_jobs.count.grow_fgrams import GrowConfig
-from ray_jobs.precompute.precompute_embeddings import PrecomputeConfig, run
-from ray_jobs.runtime.units import Cluster
-from scone_core.artifacts import manifests
+from ray_jobs.precompute.config import PrecomputeConfig
+from ray_jobs.precompute.precompute_embeddings import run
+from ray_jobs.runtime.config import Cluster
 from scone_core.artifacts.manifests import (
     ArtifactError,
     EmbeddingsManifest,
     FgramsManifest,
     load_manifest,
 )
-from scone_core.evaluation.text import embed_from_table, embed_on_the_fly
+from scone_core.evaluation.embed import embed_from_table, embed_on_the_fly
 from scone_core.fgrams.fgram_shards import depth_first_order, read_fgrams
 from scone_core.fgrams.index import FGramIndex
 from scone_core.model.decoders import DecoderConfig
@@ -28,6 +28,7 @@ from scone_core.model.scone_lm import SconeLM
 from scone_core.table.check import check_table
 from scone_core.table.embedding_table import EmbeddingTable
 from scone_core.table.tiers import Tiers
+from tests import ROOT
 from tests.builders.served_models import (
     VOCAB,
     publish_checkpoint,
@@ -36,7 +37,7 @@ from tests.builders.served_models import (
     trained_model,
 )
 from tests.oracles import plain_precompute
-from tests.programs.stages import ROOT, kill_at_random_points, kill_when, snapshot
+from tests.programs.stages import kill_at_random_points, kill_when, snapshot
 
 LONG_DOT_PRODUCTS = DecoderConfig(
     hidden_size=64,
@@ -163,7 +164,7 @@ def test_a_finished_table_is_not_computed_again(
     inputs: Path, table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manifest = run(config_for(inputs, table, num_actors=2))
-    assert manifest == manifests.load_manifest(EmbeddingsManifest, str(table))
+    assert manifest == load_manifest(EmbeddingsManifest, str(table))
     assert "up to date" in capsys.readouterr().out
 
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from ray_jobs.precompute.table_tools import Convert, convert, convert_rows
-from scone_core.artifacts import manifests
+from ray_jobs.precompute.convert_table import Convert, convert
 from scone_core.artifacts.manifests import ArtifactError
+from scone_core.artifacts.shards import verify_shards
 from scone_core.table.embedding_table import EmbeddingTable
+from scone_core.table.row_formats import convert_rows
 from tests.builders.served_models import publish_fgrams, publish_table, random_fgrams
 from tests.programs.stages import snapshot
 
@@ -36,7 +37,7 @@ def test_a_converted_table_holds_the_rounded_rows_and_keeps_its_origin(
     assert manifest.bytes_per_row == 64 + 4
     for field in ("fgrams_fingerprint", "checkpoint_fingerprint", "tokenizer_sha256", "num_rows"):
         assert getattr(manifest, field) == getattr(original.manifest, field)
-    manifests.verify_shards(config.out, manifest.shards)
+    verify_shards(config.out, manifest.shards)
     before = snapshot(tmp_path / "int8")
     assert convert(config) == manifest
     assert snapshot(tmp_path / "int8") == before

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from ray_jobs.runtime.units import Cluster, connect, run_units
-from scone_core.artifacts.manifests import write_receipt
+from ray_jobs.runtime.cluster import connect
+from ray_jobs.runtime.config import Cluster
+from ray_jobs.runtime.units import run_units
+from scone_core.artifacts.folders import write_receipt
 
 NAMES = [f"unit-{number}" for number in range(5)]
 

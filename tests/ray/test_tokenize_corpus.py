@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ray_jobs.runtime.units import main
+from ray_jobs.runtime.command_line import main
 from ray_jobs.tokenize.config import TokenizeConfig
 from ray_jobs.tokenize.tokenize_corpus import run
-from scone_core.artifacts import manifests
-from scone_core.artifacts.manifests import ArtifactError, TokensManifest
+from scone_core.artifacts.folders import RECEIPTS
+from scone_core.artifacts.manifests import MANIFEST, ArtifactError, TokensManifest, load_manifest
+from scone_core.artifacts.shards import map_shard
 from scone_core.corpus.token_shards import map_documents, validate_tokens
 from scone_core.corpus.tokenizer import Tokenizer
 from tests import BUNDLED
@@ -74,7 +75,7 @@ def test_bytes_do_not_depend_on_workers_or_the_order_of_inputs(tmp_path: Path) -
 
 
 def documents_of(folder: str) -> list[list[int]]:
-    manifest = manifests.load_manifest(TokensManifest, folder)
+    manifest = load_manifest(TokensManifest, folder)
     documents = []
     for shard in manifest.shards:
         tokens_L, offsets_D1 = map_documents(folder, shard)
@@ -139,10 +140,10 @@ def test_killed_and_run_again_equals_uninterrupted(tmp_path: Path) -> None:
     run(expected)
     out = tmp_path / "killed"
     config = config_for(tmp_path, "killed")
-    receipts = out / manifests.RECEIPTS
+    receipts = out / RECEIPTS
     command = [*arguments(config), "--shard-mb", "1"]
     kill_when(lambda: any(receipts.glob("shard-*")), "tokenize_corpus.py", *command)
-    assert not (out / manifests.MANIFEST).exists()
+    assert not (out / MANIFEST).exists()
     run(config)
     assert snapshot(out) == snapshot(tmp_path / "whole")
 
@@ -198,7 +199,7 @@ def test_bad_input_ends_in_one_clear_line_and_changes_nothing(
         assert words in message
         assert "\n" not in message
         assert snapshot(tmp_path / name) == before
-        assert not (Path(config.out) / manifests.MANIFEST).exists()
+        assert not (Path(config.out) / MANIFEST).exists()
 
 
 def test_bad_input_ends_the_process_with_its_reason_as_the_last_line(tmp_path: Path) -> None:
@@ -238,9 +239,7 @@ def test_a_corrupted_shard_is_found_by_its_reader(tmp_path: Path) -> None:
         validate_tokens(config.out)
     shard.write_bytes(content[:-10])
     with pytest.raises(ArtifactError, match="bytes"):
-        manifests.map_shard(
-            config.out, manifests.load_manifest(TokensManifest, config.out).shards[0]
-        )
+        map_shard(config.out, load_manifest(TokensManifest, config.out).shards[0])
     os.remove(shard)
     with pytest.raises(ArtifactError, match="missing"):
         validate_tokens(config.out)

@@ -10,15 +10,16 @@ import pytest
 from mlflow.entities import Run
 
 from ray_jobs.evaluate import evaluate_model
-from ray_jobs.evaluate.evaluate_model import EvaluateConfig
-from ray_jobs.runtime.units import Tracking
+from ray_jobs.evaluate.config import EvaluateConfig
+from ray_jobs.runtime.config import Tracking
 from ray_jobs.train import train_scone
-from ray_jobs.train.config import OptimizerConfig, TrainConfig
+from ray_jobs.train.config import TrainConfig
 from scone_core.artifacts.manifests import ArtifactError
 from scone_core.evaluation.scores import ALL_SOURCES, TextScore
 from scone_core.model.decoders import DecoderConfig
 from scone_core.model.fgram_model import FgramModelConfig
 from scone_core.model.scone_lm import SconeLM
+from scone_core.training.optimizer import OptimizerConfig
 from tests.builders.corpora import write_fgrams, write_tokens, zipf_documents
 from tests.programs.stages import TIMEOUT_S, kill_when, start_script
 from tests.programs.train_here import train_here

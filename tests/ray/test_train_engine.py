@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from ray_jobs.train.config import OptimizerConfig, TrainConfig
-from ray_jobs.train.engine import parameter_groups
-from ray_jobs.train.worker import build_model
+from ray_jobs.train.config import TrainConfig
+from ray_jobs.train.start import build_model
+from scone_core.corpus.token_stream import TokenStream
 from scone_core.fgrams.index import FGramIndex
 from scone_core.model.decoders import DecoderConfig
 from scone_core.model.fgram_model import FgramModelConfig
-from scone_core.training.batches import TokenStream, TrainingBatches
+from scone_core.training.batches import TrainingBatches
+from scone_core.training.optimizer import OptimizerConfig, parameter_groups
 from tests.builders.corpora import write_fgrams, write_tokens, zipf_documents
 from tests.programs.train_ranks import load, run_ranks
 

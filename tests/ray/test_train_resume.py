@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ray_jobs.train.config import OptimizerConfig, TrainConfig
+from ray_jobs.train.config import TrainConfig
 from ray_jobs.train.resume import ResumePoint, complete_points, drop_states, find_resume_point
 from scone_core.artifacts.manifests import ArtifactError
 from scone_core.model.decoders import DecoderConfig
 from scone_core.model.fgram_model import FgramModelConfig
+from scone_core.training.optimizer import OptimizerConfig
 from tests.builders.corpora import write_fgrams, write_tokens, zipf_documents
 from tests.programs.train_ranks import load, run_ranks
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ray_jobs.serve.measure_decode import DecodeConfig, DecodeManifest, run
-from scone_core.artifacts import manifests
+from scone_core.artifacts.manifests import load_manifest
 from tests.builders.corpora import write_tokens, zipf_documents
 from tests.builders.served_models import VOCAB, publish_served
 from tests.programs.stages import run_script
@@ -33,7 +33,7 @@ def test_both_models_are_served_once_and_never_again(
     options = [f"--{name.replace('_', '-')}={getattr(config, name)}" for name in names]
     code, output = run_script("measure_decode.py", *options)
     assert code == 0, output[-6000:]
-    measured = manifests.load_manifest(DecodeManifest, config.out)
+    measured = load_manifest(DecodeManifest, config.out)
     assert measured.decode_tokens_per_s > 0
     assert measured.decode_tokens_per_s_baseline > 0
     assert measured.answer

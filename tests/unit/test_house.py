@@ -12,8 +12,8 @@ import pytest
 from ray_jobs.tokenize.worker import to_table
 from scone_core.corpus.documents import Pack
 from scone_core.corpus.token_files import documents_to_batch
-from scone_core.counting.one_scan import NGrams
-from scone_core.fgrams.fgram_shards import fgram_schema, ngram_batch
+from scone_core.fgrams.fgram_shards import fgram_schema
+from scone_core.fgrams.ngrams import NGrams, ngram_batch
 from tests import ROOT
 
 

@@ -11,8 +11,9 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from scone_core.corpus.chat import ChatTokenizer, ChatTokens, read_template
+from scone_core.corpus.token_stream import NOT_A_TARGET, TokenStream
 from scone_core.corpus.tokenizer import Tokenizer
-from scone_core.training.batches import NOT_A_TARGET, TokenStream, TrainingBatches
+from scone_core.training.batches import TrainingBatches
 from tests import BUNDLED
 from tests.builders.corpora import write_tokens
 

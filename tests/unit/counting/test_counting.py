@@ -28,7 +28,8 @@ from scone_core.counting.units import (
     reduce_range,
     remove_chunks,
 )
-from scone_core.fgrams.fgram_shards import NGrams, iter_rows, ngrams_of
+from scone_core.fgrams.fgram_shards import iter_rows
+from scone_core.fgrams.ngrams import NGrams, ngrams_of
 from tests.builders.corpora import brute_force, rank, write_tokens, zipf_documents
 
 VOCAB_SIZE = 12

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scone_core.counting import apriori, one_scan
-from scone_core.counting.one_scan import NGrams
 from scone_core.counting.records import Layout, Records, find_value, sort_records
+from scone_core.fgrams.ngrams import NGrams
 from tests.builders.corpora import Documents, brute_force, whole
 
 VOCABULARIES = [2, 255, 256, 257, 65_535, 65_536, 65_537, 131_071, 131_072, 131_073, 1 << 18]

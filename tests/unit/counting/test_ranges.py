@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from scone_core.artifacts.manifests import ArtifactError
 from scone_core.counting.chunks import Chunk, write_chunk
 from scone_core.counting.one_scan import Piece, count_groups, group_records, sort_groups
-from scone_core.counting.ranges import Cut, count_exactly, gather_range, plan_cuts, without
+from scone_core.counting.ranges import Cut, count_exactly, gather_range, plan_cuts
 from scone_core.counting.records import Layout
+from scone_core.fgrams.ngrams import without
 from tests.builders.corpora import Documents, brute_force, whole
 
 VOCABULARIES = [3, 255, 65_535, 65_536, 131_073]

@@ -4,9 +4,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scone_core.counting.one_scan import NGrams, count_ngrams
+from scone_core.counting.one_scan import count_ngrams
 from scone_core.counting.ranking import class_sizes, gather_ids, rank_range, rank_runs
 from scone_core.counting.records import Layout
+from scone_core.fgrams.ngrams import NGrams
 from tests.builders.corpora import Documents, brute_force, rank, whole
 
 VOCAB_SIZE = 6

@@ -10,25 +10,18 @@ import numpy as np
 import pytest
 import torch
 
+from scone_core.corpus.token_stream import TokenStream
+from scone_core.evaluation.embed import embed_from_table, embed_on_the_fly
 from scone_core.evaluation.scores import ALL_SOURCES
-from scone_core.evaluation.text import (
-    DocumentSums,
-    Score,
-    embed_from_table,
-    embed_on_the_fly,
-    evaluate_documents,
-    num_windows,
-    read_sources,
-    source_name,
-    text_scores,
-)
+from scone_core.evaluation.sources import read_sources, source_name
+from scone_core.evaluation.sums import DocumentSums, Score
+from scone_core.evaluation.text import evaluate_documents, num_windows, text_scores
 from scone_core.fgrams.fgram_shards import read_fgrams
 from scone_core.fgrams.index import FGramIndex
 from scone_core.model.decoders import DecoderConfig, build_causal_lm, hugging_face_config
 from scone_core.model.forest import build_forest
 from scone_core.model.scone_lm import SconeLM
 from scone_core.table.embedding_table import EmbeddingTable
-from scone_core.training.batches import TokenStream
 from tests.builders.corpora import file_of, text_of, write_fgrams, write_tokens, zipf_documents
 from tests.builders.served_models import publish_table, trained_model
 

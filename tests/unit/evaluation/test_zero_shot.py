@@ -13,9 +13,9 @@ import torch
 from transformers import PreTrainedModel
 
 from scone_core.corpus.tokenizer import Tokenizer
+from scone_core.evaluation.embed import Embed, embed_from_table, embed_on_the_fly
 from scone_core.evaluation.prompts import Likelihood
 from scone_core.evaluation.task_files import PAPER_TASKS, read_questions
-from scone_core.evaluation.text import Embed, embed_from_table, embed_on_the_fly
 from scone_core.evaluation.zero_shot import (
     Answer,
     Choice,

@@ -5,11 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scone_core.counting.one_scan import NGrams, count_ngrams
+from scone_core.counting.one_scan import count_ngrams
 from scone_core.counting.ranking import class_sizes, rank_range, rank_runs
 from scone_core.counting.records import Layout
 from scone_core.fgrams.coverage import count_hits, coverage_curve, curve_sizes, sample_documents
 from scone_core.fgrams.index import FGramIndex
+from scone_core.fgrams.ngrams import NGrams
 from tests.builders.corpora import whole, write_tokens, zipf_documents
 
 VOCAB_SIZE = 40

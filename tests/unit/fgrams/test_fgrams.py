@@ -8,16 +8,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from scone_core.artifacts import storage
-from scone_core.artifacts.manifests import ArtifactError, FgramsManifest, load_manifest, publish
+from scone_core.artifacts.folders import publish
+from scone_core.artifacts.manifests import ArtifactError, FgramsManifest, load_manifest
 from scone_core.fgrams import fgram_shards
-from scone_core.fgrams.fgram_shards import (
-    NGrams,
-    compare_fgrams,
-    read_fgrams,
-    take_fgrams,
-    validate_fgrams,
-)
+from scone_core.fgrams.fgram_shards import read_fgrams, take_fgrams
 from scone_core.fgrams.index import INDEX
+from scone_core.fgrams.inspection import compare_fgrams
+from scone_core.fgrams.ngrams import NGrams
+from scone_core.fgrams.validation import validate_fgrams
 from tests.builders.corpora import brute_force, rank, write_fgrams, zipf_documents
 
 DOCUMENTS = zipf_documents(num_documents=30, mean_length=300, vocab_size=60, seed=5)

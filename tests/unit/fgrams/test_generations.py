@@ -8,9 +8,10 @@ import pytest
 from ray_jobs.count import grow_fgrams
 from ray_jobs.count.grow_fgrams import GrowConfig
 from scone_core.artifacts.manifests import ArtifactError, FgramsManifest
-from scone_core.fgrams.fgram_shards import read_fgrams, validate_fgrams
+from scone_core.fgrams.fgram_shards import read_fgrams
 from scone_core.fgrams.index import FGramIndex
 from scone_core.fgrams.ranks import map_ranks
+from scone_core.fgrams.validation import validate_fgrams
 from tests.builders.corpora import write_fgrams, zipf_documents
 from tests.programs.stages import snapshot
 

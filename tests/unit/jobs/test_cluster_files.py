@@ -11,9 +11,9 @@ import ray
 import tyro
 import yaml
 
-from ray_jobs.count.count_fgrams import CountConfig
-from ray_jobs.precompute.precompute_embeddings import PrecomputeConfig
-from ray_jobs.runtime.units import JobConfig
+from ray_jobs.count.config import CountConfig
+from ray_jobs.precompute.config import PrecomputeConfig
+from ray_jobs.runtime.config import JobConfig
 from ray_jobs.serve.serve_scone import ServeConfig
 from ray_jobs.train.config import TrainConfig
 from tests import ROOT

@@ -7,8 +7,8 @@ from pathlib import Path
 import mlflow
 import pytest
 
+from ray_jobs.runtime.config import JobConfig, Tracking
 from ray_jobs.runtime.tracking import stage_run, tracking_uri
-from ray_jobs.runtime.units import JobConfig, Tracking
 from tests import ROOT
 
 

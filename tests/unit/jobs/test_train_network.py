@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from ray.train.v2.api.exceptions import WorkerGroupError
 
-from ray_jobs.runtime.units import root_cause
+from ray_jobs.runtime.command_line import root_cause
 from ray_jobs.train.config import TrainConfig
 from ray_jobs.train.train_scone import explain_network, worker_environment
 

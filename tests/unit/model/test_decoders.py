@@ -18,8 +18,8 @@ from scone_core.model.decoders import (
 )
 from scone_core.model.fgram_model import FgramModelConfig
 from scone_core.model.forest import BatchForest, build_batch_forest
+from scone_core.model.micro_batch import positions
 from scone_core.model.scone_lm import SconeLM
-from scone_core.training.batches import positions
 
 VOCAB_SIZE, SEPARATOR = 50, 0
 DECODERS = ["llama", "olmo2", "qwen3", "gpt2"]

@@ -9,13 +9,8 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from scone_core.artifacts.manifests import (
-    ArtifactError,
-    CheckpointManifest,
-    FgramsManifest,
-    Shard,
-    publish,
-)
+from scone_core.artifacts.folders import publish
+from scone_core.artifacts.manifests import ArtifactError, CheckpointManifest, FgramsManifest, Shard
 from scone_core.model.decoders import DecoderConfig, build_causal_lm, hugging_face_config
 from scone_core.model.fgram_model import FgramModelConfig
 from scone_core.model.forest import BatchForest, build_batch_forest, build_forest

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from scone_core.artifacts import manifests
-from scone_core.artifacts.manifests import ArtifactError, EmbeddingsManifest
+from scone_core.artifacts.folders import publish
+from scone_core.artifacts.manifests import ArtifactError, EmbeddingsManifest, load_manifest
 from scone_core.serving.transformers_model import load_served_model
 from tests.builders.served_models import (
     VOCAB,
@@ -129,9 +129,9 @@ def test_another_tokenizer_is_refused(base: Path, tmp_path: Path) -> None:
 
 def test_a_table_that_was_replaced_behind_the_export_is_refused(base: Path, tmp_path: Path) -> None:
     table = shutil.copytree(base / "table", tmp_path / "table")
-    manifest = manifests.load_manifest(EmbeddingsManifest, str(table))
+    manifest = load_manifest(EmbeddingsManifest, str(table))
     changed = manifest.model_dump() | {"fingerprint": "of another checkpoint"}
-    manifests.publish(str(table), EmbeddingsManifest.model_validate(changed))
+    publish(str(table), EmbeddingsManifest.model_validate(changed))
     folder = shutil.copytree(base / "served", tmp_path / "served")
     config = json.loads((folder / "config.json").read_text())
     config["scone"]["table"] = str(table)

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ray_jobs.precompute.table_tools import convert_rows
 from scone_core.artifacts.manifests import RowFormat
 from scone_core.table.row_formats import (
     STORAGE,
     as_array,
     as_tensor,
+    convert_rows,
     embedding_batch,
     from_storage,
     rounding_error,

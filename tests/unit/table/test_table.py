@@ -7,11 +7,19 @@ import pyarrow as pa
 import pytest
 import torch
 
-from scone_core.artifacts import manifests, storage
-from scone_core.artifacts.manifests import ArtifactError, EmbeddingsManifest, RowFormat
+from scone_core.artifacts import storage
+from scone_core.artifacts.folders import publish
+from scone_core.artifacts.manifests import (
+    ArtifactError,
+    EmbeddingsManifest,
+    RowFormat,
+    load_manifest,
+)
+from scone_core.artifacts.shards import PAGE_BYTES, map_shard, verify_shards, write_shard
+from scone_core.machine.intrinsics import CACHE_LINE
 from scone_core.table.embedding_table import EmbeddingTable
 from scone_core.table.row_formats import STORAGE, as_array, embedding_batch
-from scone_core.table.row_kernels import CACHE_LINE, STREAMED_BYTES
+from scone_core.table.row_kernels import STREAMED_BYTES
 from tests.builders.tables import publish_rows, publish_vectors, random_vectors
 
 ALL_BFLOAT16 = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
@@ -58,10 +66,10 @@ def test_shards_may_have_any_sizes(tmp_path: Path) -> None:
     publish_all(tmp_path)
     for first, last in zip(cuts[:-1], cuts[1:], strict=True):
         batch = embedding_batch(ALL_BFLOAT16[first:last], "bf16")
-        shard = manifests.write_shard(str(tmp_path), f"odd-{first}.arrow", batch, first_id=first)
+        shard = write_shard(str(tmp_path), f"odd-{first}.arrow", batch, first_id=first)
         shards.append(shard)
-    manifest = manifests.load_manifest(EmbeddingsManifest, str(tmp_path))
-    manifests.publish(str(tmp_path), manifest.model_copy(update={"shards": tuple(shards)}))
+    manifest = load_manifest(EmbeddingsManifest, str(tmp_path))
+    publish(str(tmp_path), manifest.model_copy(update={"shards": tuple(shards)}))
     table = EmbeddingTable.open(str(tmp_path))
     assert np.array_equal(table.stored(np.arange(256)), ALL_BFLOAT16)
 
@@ -86,10 +94,10 @@ def test_rows_start_on_a_page(tmp_path: Path, row_format: RowFormat) -> None:
     folder = publish_vectors(
         tmp_path, torch.zeros(3, 2048), row_format=row_format, rows_per_shard=2
     )
-    for shard in manifests.load_manifest(EmbeddingsManifest, folder).shards:
-        column = manifests.map_shard(folder, shard).column("embedding")
+    for shard in load_manifest(EmbeddingsManifest, folder).shards:
+        column = map_shard(folder, shard).column("embedding")
         values = getattr(column, "values", column)
-        assert values.buffers()[1].address % manifests.PAGE_BYTES == 0
+        assert values.buffers()[1].address % PAGE_BYTES == 0
 
 
 @pytest.mark.parametrize("bad_id", [-1, 256, 1 << 40])
@@ -153,23 +161,23 @@ def test_any_damaged_byte_around_the_rows_is_refused_or_harmless(
 
 def test_a_shard_of_other_rows_than_the_manifest_says_is_refused(tmp_path: Path) -> None:
     folder = publish_all(tmp_path)
-    manifest = manifests.load_manifest(EmbeddingsManifest, folder)
+    manifest = load_manifest(EmbeddingsManifest, folder)
     for change in ({"row_format": "fp16"}, {"row_format": "int8"}, {"width": 255}):
         changed = EmbeddingsManifest.model_validate(manifest.model_dump() | change)
-        manifests.publish(folder, changed)
+        publish(folder, changed)
         with pytest.raises(ArtifactError, match="rows-00000.arrow: 100 rows of"):
             EmbeddingTable.open(folder)
 
 
 def test_verification_finds_one_flipped_bit(tmp_path: Path) -> None:
     folder = publish_all(tmp_path)
-    shards = manifests.load_manifest(EmbeddingsManifest, folder).shards
-    manifests.verify_shards(folder, shards)
+    shards = load_manifest(EmbeddingsManifest, folder).shards
+    verify_shards(folder, shards)
     content = bytearray((tmp_path / shards[1].name).read_bytes())
     content[5000] ^= 1
     (tmp_path / shards[1].name).write_bytes(bytes(content))
     with pytest.raises(ArtifactError, match=shards[1].name):
-        manifests.verify_shards(folder, shards)
+        verify_shards(folder, shards)
 
 
 def test_the_copy_of_a_remote_shard_is_checked_before_anyone_reads_it(
@@ -191,17 +199,17 @@ def test_the_copy_of_a_remote_shard_is_checked_before_anyone_reads_it(
 
 def test_a_table_whose_shards_do_not_cover_all_ids_is_refused(tmp_path: Path) -> None:
     folder = publish_all(tmp_path)
-    manifest = manifests.load_manifest(EmbeddingsManifest, folder)
+    manifest = load_manifest(EmbeddingsManifest, folder)
     for shards in (manifest.shards[1:], manifest.shards[:-1], manifest.shards[::-1]):
         changed = {**manifest.model_dump(), "shards": shards}
-        manifests.publish(folder, EmbeddingsManifest.model_validate(changed))
+        publish(folder, EmbeddingsManifest.model_validate(changed))
         with pytest.raises(ArtifactError, match="first_id|rows in shards"):
             EmbeddingTable.open(folder)
 
 
 def test_a_compressed_shard_is_refused(tmp_path: Path) -> None:
     folder = publish_all(tmp_path, rows_per_shard=256)
-    manifest = manifests.load_manifest(EmbeddingsManifest, folder)
+    manifest = load_manifest(EmbeddingsManifest, folder)
     path = tmp_path / manifest.shards[0].name
     batch = embedding_batch(ALL_BFLOAT16, "bf16")
     options = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -209,7 +217,7 @@ def test_a_compressed_shard_is_refused(tmp_path: Path) -> None:
         writer.write_batch(batch)
     shard = manifest.shards[0].model_dump() | {"num_bytes": path.stat().st_size}
     changed = manifest.model_dump() | {"shards": (shard,)}
-    manifests.publish(folder, EmbeddingsManifest.model_validate(changed))
+    publish(folder, EmbeddingsManifest.model_validate(changed))
     with pytest.raises(ArtifactError, match="compressed"):
         EmbeddingTable.open(folder)
 

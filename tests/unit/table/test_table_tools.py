@@ -8,15 +8,20 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from ray_jobs.precompute.table_tools import Export, Verify, convert_rows, export, verify
-from scone_core.artifacts import manifests
-from scone_core.artifacts.manifests import ArtifactError, EmbeddingsManifest, RowFormat
+from ray_jobs.precompute.table_tools import Export, Verify, export, verify
+from scone_core.artifacts.folders import publish
+from scone_core.artifacts.manifests import (
+    ArtifactError,
+    EmbeddingsManifest,
+    RowFormat,
+    load_manifest,
+)
 from scone_core.fgrams.fgram_shards import read_fgrams
 from scone_core.model.scone_lm import SconeLM
 from scone_core.table.check import compute_rows
 from scone_core.table.embedding_table import EmbeddingTable
 from scone_core.table.export import ngram_keys
-from scone_core.table.row_formats import STORAGE, from_storage
+from scone_core.table.row_formats import STORAGE, convert_rows, from_storage
 from tests.builders.served_models import (
     VOCAB,
     publish_checkpoint,
@@ -70,10 +75,10 @@ def republish(base: Path, folder: Path, *, source: RowFormat, **changes: object)
     rows_SC = changes.pop("rows_SC", table.stored(np.arange(table.num_rows)))
     row_format = changes.get("row_format", source)
     publish_rows(folder, rows_SC, row_format=row_format, rows_per_shard=97)  # pyrefly: ignore
-    copied = manifests.load_manifest(EmbeddingsManifest, str(folder))
+    copied = load_manifest(EmbeddingsManifest, str(folder))
     kept = {"fgrams_fingerprint", "checkpoint_fingerprint", "tokenizer_sha256"}
     fields = table.manifest.model_dump(include=kept) | changes
-    manifests.publish(str(folder), EmbeddingsManifest.model_validate(copied.model_dump() | fields))
+    publish(str(folder), EmbeddingsManifest.model_validate(copied.model_dump() | fields))
     return EmbeddingTable.open(str(folder))
 
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scone_core.artifacts.manifests import ArtifactError
-from scone_core.training.batches import TokenStream, TrainingBatches, shuffle, split_step
+from scone_core.corpus.token_stream import TokenStream
+from scone_core.training.batches import TrainingBatches, shuffle, split_step
 from tests.builders.corpora import write_tokens
 
 DOCUMENTS = [[1, 2, 3], [], [4], [5, 6, 7, 8, 9], [10, 11]]

@@ -1,0 +1,31 @@
+"""The connection to Ray."""
+
+import logging
+import os
+
+import ray
+import ray.data
+
+from ray_jobs.runtime.config import Cluster
+
+
+def connect(cluster: Cluster) -> None:
+    """Join the cluster of RAY_ADDRESS or start a local Ray with explicit CPUs and object store."""
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.raise_original_map_exception = True
+    context.issue_detectors_config.detectors = []
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    if ray.is_initialized():
+        return
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(logging_level=logging.WARNING)
+        return
+    ray.init(
+        address="local",
+        num_cpus=cluster.num_cpus,
+        object_store_memory=cluster.object_store_mb << 20,
+        include_dashboard=False,
+        log_to_driver=False,  # errors of tasks come as exceptions, the rest lies in Ray's log files
+        logging_level=logging.WARNING,
+    )
