@@ -20,7 +20,7 @@ import tiktoken
 
 from benchmarks import count_corpora, count_peers
 from benchmarks.rounds import Metrics, interleaved_medians
-from ray_jobs.count import count_fgrams
+from ray_jobs.count import fgram_count
 from ray_jobs.count.config import CountConfig
 from ray_jobs.count.plan import make_plan
 from ray_jobs.runtime.cluster import connect
@@ -38,7 +38,7 @@ from scone_core.counting.ranges import gather_range
 from scone_core.counting.units import (
     Ranking,
     Receipt,
-    assemble_shard,
+    assemble_fgrams,
     map_chunk,
     plan_ranges,
     rank_ranges,
@@ -173,7 +173,7 @@ def count_in_processes(folder: str, scratch: Path, pool: multiprocessing.pool.Po
 def _assemble(
     plan: CountPlan, receipts: list[Receipt], ranking: Ranking, out: str, number: int
 ) -> Shard:
-    return assemble_shard(
+    return assemble_fgrams(
         plan, receipts, ranking, out=out, rows_per_shard=ROWS_PER_SHARD, number=number
     )
 
@@ -181,9 +181,9 @@ def _assemble(
 def count_with_ray(folder: str, scratch: Path) -> None:
     """The same units through the stage's own Ray Data jobs, receipts and progress included."""
     config, plan = plan_for(folder, scratch)
-    receipts = count_fgrams.count_ranges(config, plan)
+    receipts = fgram_count.count_ranges(config, plan)
     ranking = rank_ranges(plan, receipts, num_fgrams=1 << 30)
-    count_fgrams.write_shards(config, plan, receipts, ranking)
+    fgram_count.write_shards(config, plan, receipts, ranking)
 
 
 def measure_ray(folder: str, scratch: Path, num_rounds: int = 3) -> Metrics:

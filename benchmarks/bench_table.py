@@ -14,13 +14,13 @@ import pandas as pd
 
 from benchmarks.rounds import Metrics
 from pipelines.recipes import Recipe, quickstart
-from ray_jobs.count import count_fgrams, grow_fgrams
-from ray_jobs.count.grow_fgrams import GrowConfig
-from ray_jobs.evaluate import evaluate_model
-from ray_jobs.precompute import precompute_embeddings
+from ray_jobs.count import fgram_count, fgram_grow
+from ray_jobs.count.fgram_grow import GrowConfig
+from ray_jobs.evaluate import evaluate
+from ray_jobs.precompute import precompute
 from ray_jobs.precompute.convert_table import Convert, convert
 from ray_jobs.precompute.table_tools import Verify, verify
-from ray_jobs.train import train_scone
+from ray_jobs.train import train
 from scone_core.artifacts.manifests import EmbeddingsManifest, RowFormat, load_manifest
 from scone_core.evaluation.scores import ALL_SOURCES, TextScore
 
@@ -41,12 +41,12 @@ def main() -> None:
 def measure_formats(recipe: Recipe, out: str) -> Metrics:
     """Perplexity with rows of every format, and their error against the model's own vectors."""
     exact = f"{out}/table-fp32"
-    precompute_embeddings.run(recipe.table.replace(rows="fp32", out=exact))
+    precompute.run(recipe.table.replace(row_format="fp32", out=exact))
     metrics: Metrics = {}
     for rows in FORMATS:
         table = f"{out}/table-{rows}"
         if rows != "fp32":
-            convert(Convert(table=exact, rows=rows, out=table, cluster=recipe.table.cluster))
+            convert(Convert(table=exact, row_format=rows, out=table, cluster=recipe.table.cluster))
         score = evaluated(recipe, f"{out}/evaluation-{rows}", table=table)
         metrics[f"perplexity_{rows}"] = score.perplexity
         if rows != "fp32":
@@ -68,16 +68,14 @@ def measure_growth(recipe: Recipe, out: str) -> Metrics:
     """The model with a table that grew, and a model that was trained with the larger set."""
     counted, grown, table = (f"{out}/{name}" for name in ("counted", "fgrams", "table-grown"))
     num_fgrams = int(recipe.fgrams.num_fgrams * GROWTH)
-    count_fgrams.run(recipe.fgrams.replace(num_fgrams=num_fgrams, out=counted))
-    grow_fgrams.run(GrowConfig(fgrams=recipe.fgrams.out, counted=counted, out=grown))
-    manifest = precompute_embeddings.run(
-        recipe.table.replace(fgrams=grown, grow=recipe.table.out, out=table)
-    )
+    fgram_count.run(recipe.fgrams.replace(num_fgrams=num_fgrams, out=counted))
+    fgram_grow.run(GrowConfig(fgrams=recipe.fgrams.out, counted=counted, out=grown))
+    manifest = precompute.run(recipe.table.replace(fgrams=grown, grow=recipe.table.out, out=table))
     before = load_manifest(EmbeddingsManifest, recipe.table.out)
     untouched = manifest.shards[: len(before.shards)] == before.shards
     assert untouched, "the shards that were there have the same sha256"
     anew = recipe.scone.replace(fgrams=counted, out=f"{out}/scone")
-    train_scone.run(anew)
+    train.run(anew)
     scores = {
         "before": evaluated(recipe, f"{out}/evaluation-before", table=recipe.table.out),
         "grown": evaluated(recipe, f"{out}/evaluation-grown", table=table, fgrams=grown),
@@ -95,7 +93,7 @@ def measure_growth(recipe: Recipe, out: str) -> Metrics:
 def evaluated(recipe: Recipe, out: str, **changes: str | None) -> TextScore:
     """The held-out text, read from a table."""
     config = recipe.evaluate_table.replace(out=out, **changes)
-    return evaluate_model.run(config).text[ALL_SOURCES]
+    return evaluate.run(config).text[ALL_SOURCES]
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from scone_core.corpus.token_stream import TokenStream
 from scone_core.fgrams.index import FGramIndex
 from scone_core.machine.allocator import keep_freed_memory
 from scone_core.model.decoders import DecoderConfig
-from scone_core.model.fgram_model import FgramModelConfig
+from scone_core.model.fgram_model import FGramModelConfig
 from scone_core.model.forest import build_batch_forest
 from scone_core.model.forest_attention import ATTENTION
 from scone_core.model.micro_batch import MicroBatch
@@ -81,7 +81,7 @@ def config_for(data: TrainingData, *, fgrams: bool) -> TrainConfig:
         validation_tokens=data.tokens,
         fgrams=data.fgrams if fgrams else None,
         model=DecoderConfig(hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=8),
-        fgram_model=FgramModelConfig(num_layers=LAYERS),
+        fgram_model=FGramModelConfig(num_layers=LAYERS),
         sequence_length=SEQUENCE,
         global_batch=MICRO_BATCH,
         micro_batch=MICRO_BATCH,

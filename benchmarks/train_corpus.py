@@ -9,8 +9,8 @@ from benchmarks.count_corpora import SHARED, load_piece
 from ray_jobs.count.config import CountConfig
 from ray_jobs.tokenize.config import TokenizeConfig
 from scone_core.artifacts import storage
-from scone_core.artifacts.folders import claim, plan_fields, publish
-from scone_core.artifacts.manifests import FgramsManifest, Shard, TokensManifest
+from scone_core.artifacts.folders import claim, publish, shared_fields
+from scone_core.artifacts.manifests import FGramsManifest, Shard, TokensManifest
 from scone_core.artifacts.shards import write_shard
 from scone_core.corpus.documents import DocumentFormat, read_packs
 from scone_core.corpus.input_files import find_files, fingerprint_files
@@ -64,7 +64,7 @@ def _tokenize(out: str) -> TokensManifest:
         num_tokens += sum(map(len, documents))
     storage.write_bytes(f"{out}/tokenizer.json", storage.read_bytes(config.tokenizer))
     manifest = TokensManifest(
-        **plan_fields(TokensManifest, config, inputs),
+        **shared_fields(TokensManifest, config, inputs),
         shards=tuple(shards),
         tokenizer_sha256=inputs["tokenizer"],
         vocab_size=tokenizer.vocab_size,
@@ -77,10 +77,10 @@ def _tokenize(out: str) -> TokensManifest:
     return publish(out, manifest)
 
 
-def _count(tokens: TokensManifest, data: TrainingData) -> FgramsManifest:
+def _count(tokens: TokensManifest, data: TrainingData) -> FGramsManifest:
     config = CountConfig(tokens=data.tokens, out=data.fgrams, num_fgrams=NUM_FGRAMS)
     inputs = config.input_fingerprints(tokens)
-    if done := claim(FgramsManifest, data.fgrams, config, inputs):
+    if done := claim(FGramsManifest, data.fgrams, config, inputs):
         return done
     layout = Layout(config.max_n, tokens.vocab_size)
     piece = load_piece(data.tokens, tokens.num_tokens)
@@ -93,8 +93,8 @@ def _count(tokens: TokensManifest, data: TrainingData) -> FgramsManifest:
     tokenizer = storage.read_bytes(f"{data.tokens}/tokenizer.json")
     storage.write_bytes(f"{data.fgrams}/tokenizer.json", tokenizer)
     per_n = np.bincount(top.n_M, minlength=config.max_n + 1)
-    manifest = FgramsManifest(
-        **plan_fields(FgramsManifest, config, inputs),
+    manifest = FGramsManifest(
+        **shared_fields(FGramsManifest, config, inputs),
         shards=(shard,),
         index=Shard(name=INDEX, num_rows=len(top.n_M), num_bytes=num_bytes, sha256=sha256),
         tokenizer_sha256=tokens.tokenizer_sha256,

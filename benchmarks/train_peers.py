@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
-from scone_core.model.fgram_model import FgramModel
+from scone_core.model.fgram_model import FGramModel
 from scone_core.model.forest import BatchForest, build_batch_forest
-from scone_core.model.input_embeddings import FgramEmbedding
+from scone_core.model.input_embeddings import FGramEmbedding
 from scone_core.model.scone_lm import SconeLM
 
 HitVectors = Callable[[SconeLM, np.ndarray, np.ndarray], Tensor]
@@ -50,7 +50,7 @@ def unique_bucketed(model: SconeLM, tokens_BT: np.ndarray, match_len_BT: np.ndar
     return torch.cat(vectors)[torch.from_numpy(places_H)]
 
 
-class PaddedEmbedding(FgramEmbedding):
+class PaddedEmbedding(FGramEmbedding):
     """The input embeddings of a SCONE model, the paper's way."""
 
     def forward(
@@ -90,10 +90,10 @@ def hit_fgrams(
 def sequence_vectors(
     fgram_model: nn.Module | None, embedding_SKD: Tensor, last_S: Tensor
 ) -> Tensor:
-    """FgramModel.forward on plain sequences. It is causal and filling stands behind an f-gram, so
+    """FGramModel.forward on plain sequences. It is causal and filling stands behind an f-gram, so
     no mask is needed, which leaves Hugging Face its fastest attention.
     """
-    assert isinstance(fgram_model, FgramModel)
+    assert isinstance(fgram_model, FGramModel)
     hidden_SKE = fgram_model.body(
         inputs_embeds=fgram_model.project_in(embedding_SKD), use_cache=False
     ).last_hidden_state
@@ -104,8 +104,8 @@ def sequence_vectors(
     return embedding_SKD[rows_S, last_S] + vector_SD if is_residual else vector_SD
 
 
-def fgram_model_of(model: SconeLM) -> FgramModel:
-    assert isinstance(model.fgram_model, FgramModel)
+def fgram_model_of(model: SconeLM) -> FGramModel:
+    assert isinstance(model.fgram_model, FGramModel)
     return model.fgram_model
 
 

@@ -7,13 +7,13 @@ import time
 import tyro
 
 from pipelines.recipes import Recipe, quickstart
-from ray_jobs.count import count_fgrams
-from ray_jobs.evaluate import evaluate_model
-from ray_jobs.precompute import precompute_embeddings
+from ray_jobs.count import fgram_count
+from ray_jobs.evaluate import evaluate
+from ray_jobs.precompute import precompute
 from ray_jobs.runtime.tracking import tracking_uri
-from ray_jobs.serve import export_model, measure_decode
+from ray_jobs.serve import export, measure_decode
 from ray_jobs.tokenize import tokenize_corpus
-from ray_jobs.train import train_scone
+from ray_jobs.train import train
 from scone_core.evaluation.scores import ALL_SOURCES
 
 
@@ -26,23 +26,23 @@ def run(recipe: Recipe) -> dict[str, float]:
     tokenize_corpus.run(recipe.validation_tokens)
 
     chapter("2 count: which n-grams are frequent")
-    fgrams = count_fgrams.run(recipe.fgrams)
+    fgrams = fgram_count.run(recipe.fgrams)
 
     chapter("3 train: the plain baseline, then the same model with f-grams")
-    train_scone.run(recipe.baseline)
-    train_scone.run(recipe.scone)
+    train.run(recipe.baseline)
+    train.run(recipe.scone)
 
     chapter("4 precompute: the f-gram model becomes a table")
-    table = precompute_embeddings.run(recipe.table)
+    table = precompute.run(recipe.table)
 
     chapter("5 evaluate: baseline, f-gram model on the fly, table")
-    baseline = evaluate_model.run(recipe.evaluate_baseline).text[ALL_SOURCES]
-    fly = evaluate_model.run(recipe.evaluate_fly).text[ALL_SOURCES]
-    from_table = evaluate_model.run(recipe.evaluate_table).text[ALL_SOURCES]
+    baseline = evaluate.run(recipe.evaluate_baseline).text[ALL_SOURCES]
+    fly = evaluate.run(recipe.evaluate_fly).text[ALL_SOURCES]
+    from_table = evaluate.run(recipe.evaluate_table).text[ALL_SOURCES]
 
     chapter("6 serve: both models behind OpenAI's API")
-    export_model.run(recipe.export_baseline)
-    export_model.run(recipe.export_scone)
+    export.run(recipe.export_baseline)
+    export.run(recipe.export_scone)
     decode = measure_decode.run(recipe.decode)
     print(f"serve: the model goes on with: {decode.answer!r}")
 
@@ -57,8 +57,8 @@ def run(recipe: Recipe) -> dict[str, float]:
         "perplexity_scone_table": from_table.perplexity,
         "table_vs_fly_rel": abs(from_table.perplexity / fly.perplexity - 1),
         "table_bytes": sum(shard.num_bytes for shard in table.shards),
-        "decode_tokens_per_s": decode.decode_tokens_per_s,
-        "decode_tokens_per_s_baseline": decode.decode_tokens_per_s_baseline,
+        "decode_tokens_per_second": decode.decode_tokens_per_second,
+        "decode_tokens_per_second_baseline": decode.decode_tokens_per_second_baseline,
         "seconds_after_setup": time.monotonic() - started,
     }
 

@@ -7,13 +7,13 @@ from ray_jobs.count.config import CountConfig
 from ray_jobs.evaluate.config import EvaluateConfig
 from ray_jobs.precompute.config import PrecomputeConfig
 from ray_jobs.runtime.config import Cluster
-from ray_jobs.serve.export_model import ExportConfig
+from ray_jobs.serve.export import ExportConfig
 from ray_jobs.serve.measure_decode import DecodeConfig
 from ray_jobs.tokenize.config import TokenizeConfig
 from ray_jobs.train.config import TrainConfig
 from scone_core.corpus.documents import DocumentFormat
 from scone_core.model.decoders import DecoderConfig
-from scone_core.model.fgram_model import FgramModelConfig
+from scone_core.model.fgram_model import FGramModelConfig
 from scone_core.training.optimizer import OptimizerConfig
 
 BUNDLED = Path(__file__).parent / "corpus"
@@ -63,7 +63,7 @@ def quickstart(root: str) -> Recipe:
             num_attention_heads=4,
             intermediate_size=344,
         ),
-        fgram_model=FgramModelConfig(num_layers=2),
+        fgram_model=FGramModelConfig(num_layers=2),
         optimizer=OptimizerConfig(learning_rate=3e-3, fgram_learning_rate=3e-4, warmup_steps=40),
         sequence_length=256,
         global_batch=8,
@@ -139,7 +139,7 @@ def chat_finetuning(
         validation_tokens=tokens.out,
         fgrams=fgrams,
         pretrained=model,
-        fgram_model=FgramModelConfig(num_layers=2),
+        fgram_model=FGramModelConfig(num_layers=2),
         attention_span="document",
         optimizer=OptimizerConfig(
             learning_rate=2e-5, fgram_learning_rate=2e-4, schedule="linear", weight_decay=0.0

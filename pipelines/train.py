@@ -2,7 +2,7 @@
 
 from ray_jobs.runtime.command_line import main
 from ray_jobs.train.config import TrainConfig
-from ray_jobs.train.train_scone import run
+from ray_jobs.train.train import run
 
 if __name__ == "__main__":
     main(TrainConfig, run)

@@ -1,4 +1,4 @@
-"""The figures of the count stage."""
+"""Figures and metrics of a count, for MLflow."""
 
 import mlflow
 import numpy as np
@@ -7,9 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
-from ray_jobs.count import report
 from ray_jobs.count.config import CountConfig
-from scone_core.artifacts.manifests import FgramsManifest
+from scone_core.artifacts.manifests import FGramsManifest
 from scone_core.fgrams.coverage import coverage_curve, curve_sizes, held_out_curve
 from scone_core.fgrams.index import FGramIndex
 
@@ -26,7 +25,7 @@ COLOURS = {
 INK = "#333333"
 
 
-def rank_frequency(runs: pl.DataFrame) -> Figure:
+def rank_frequency_figure(runs: pl.DataFrame) -> Figure:
     """Count against rank, all f-grams together and per n; `runs` as from `ranking.rank_runs`."""
     figure, axes = _figure("Rank and frequency", x="rank", y="occurrences in the corpus")
     _step(axes, runs, label="all", color=INK, linewidth=2.2)
@@ -38,7 +37,7 @@ def rank_frequency(runs: pl.DataFrame) -> Figure:
     return figure
 
 
-def coverage(curve: pl.DataFrame) -> Figure:
+def coverage_figure(curve: pl.DataFrame) -> Figure:
     """Hit rate and mean match length against the number of f-grams; `curve` as from
     `coverage.coverage_curve`.
     """
@@ -50,14 +49,14 @@ def coverage(curve: pl.DataFrame) -> Figure:
     axes.set_ylim(0, 1)
     axes.yaxis.label.set_color(COLOURS[2])
     lengths = axes.twinx()
-    lengths.plot(curve["num_fgrams"], curve["mean_match_len"], color=COLOURS[5], linewidth=2.2)
+    lengths.plot(curve["num_fgrams"], curve["mean_match_length"], color=COLOURS[5], linewidth=2.2)
     lengths.set_ylabel("mean match length (tokens; a miss is 1)", color=COLOURS[5])
     lengths.set_ylim(bottom=1)
     lengths.spines[["top", "left"]].set_visible(False)
     return figure
 
 
-def fgrams_per_n(num_per_n: dict[int, int]) -> Figure:
+def fgrams_per_n_figure(num_per_n: dict[int, int]) -> Figure:
     """How many f-grams of each length there are."""
     figure, axes = _figure("F-grams per length", x="n (tokens)", y="f-grams")
     bars = axes.bar(
@@ -99,41 +98,43 @@ def _step(axes: Axes, runs: pl.DataFrame, *, label: str, color: str, linewidth: 
     axes.plot(ranks, counts, label=label, color=color, linewidth=linewidth)
 
 
-def _log(
-    config: CountConfig, manifest: FgramsManifest, runs: pl.DataFrame, *, seconds: float
+def log_count(
+    config: CountConfig, manifest: FGramsManifest, runs: pl.DataFrame, *, seconds: float
 ) -> None:
     """Metrics and plots to MLflow, one line to the terminal."""
     sizes = curve_sizes(manifest.num_fgrams)
     coverage = coverage_curve(runs, num_tokens=manifest.num_tokens, sizes=sizes)
     if config.held_out:
         _log_held_out(config, config.held_out, manifest)
-    _, hit_rate, mean_match_len = coverage.row(-1)
+    _, hit_rate, mean_match_length = coverage.row(-1)
     print(
         f"count: {manifest.num_fgrams:,} f-grams; on the counted corpus hit rate "
-        f"{hit_rate:.3f}, mean match length {mean_match_len:.2f}"
+        f"{hit_rate:.3f}, mean match length {mean_match_length:.2f}"
     )
     per_n = {f"num_fgrams_{n}": num for n, num in manifest.num_fgrams_per_n.items()}
     mlflow.log_metrics(
         {
             "num_fgrams": manifest.num_fgrams,
             "hit_rate": hit_rate,
-            "mean_match_len": mean_match_len,
+            "mean_match_length": mean_match_length,
             "seconds": seconds,
             "tokens_per_second": manifest.num_tokens / seconds,
             **per_n,
         }
     )
     mlflow.log_text(coverage.write_csv(), "coverage.csv")
-    mlflow.log_figure(report.rank_frequency(runs), "rank_frequency.png")
-    mlflow.log_figure(report.coverage(coverage), "coverage.png")
-    mlflow.log_figure(report.fgrams_per_n(manifest.num_fgrams_per_n), "fgrams_per_n.png")
+    mlflow.log_figure(rank_frequency_figure(runs), "rank_frequency.png")
+    mlflow.log_figure(coverage_figure(coverage), "coverage.png")
+    mlflow.log_figure(fgrams_per_n_figure(manifest.num_fgrams_per_n), "fgrams_per_n.png")
 
 
-def _log_held_out(config: CountConfig, held_out: str, manifest: FgramsManifest) -> None:
+def _log_held_out(config: CountConfig, held_out: str, manifest: FGramsManifest) -> None:
     index = FGramIndex.map(config.out, manifest)
     curve = held_out_curve(index, held_out, tokenizer_sha256=manifest.tokenizer_sha256)
-    _, hit_rate, mean_match_len = curve.row(-1)
-    print(f"count: held out: hit rate {hit_rate:.3f}, mean match length {mean_match_len:.2f}")
-    mlflow.log_metrics({"held_out_hit_rate": hit_rate, "held_out_mean_match_len": mean_match_len})
+    _, hit_rate, mean_match_length = curve.row(-1)
+    print(f"count: held out: hit rate {hit_rate:.3f}, mean match length {mean_match_length:.2f}")
+    mlflow.log_metrics(
+        {"held_out_hit_rate": hit_rate, "held_out_mean_match_length": mean_match_length}
+    )
     mlflow.log_text(curve.write_csv(), "coverage_held_out.csv")
-    mlflow.log_figure(report.coverage(curve), "coverage_held_out.png")
+    mlflow.log_figure(coverage_figure(curve), "coverage_held_out.png")

@@ -12,7 +12,7 @@ from scone_core.artifacts.manifests import (
     ArtifactError,
     CheckpointManifest,
     EmbeddingsManifest,
-    FgramsManifest,
+    FGramsManifest,
     TokensManifest,
     load_manifest,
     require_equal,
@@ -129,7 +129,7 @@ def _check_model(config: EvaluateConfig) -> tuple[dict[str, str], str]:
     if checkpoint.fgrams_fingerprint is not None and config.fgrams is None:
         raise ArtifactError("fgrams: needed, because this checkpoint was trained with f-grams")
     if config.fgrams is not None:
-        fgrams = load_manifest(FgramsManifest, config.fgrams)
+        fgrams = load_manifest(FGramsManifest, config.fgrams)
         checkpoint.require_fgrams(fgrams, f"fgrams={config.fgrams!r}")
         found["fgrams"] = fgrams.fingerprint
     if config.table is not None:

@@ -21,7 +21,7 @@ class PrecomputeConfig(JobConfig):
     grow: Annotated[str | None, Role("input")] = None
     """Folder or URI of this checkpoint's table for an earlier generation of the f-grams: its shards
     are taken over as they are, and only the rows of newer f-grams are computed."""
-    rows: RowFormat = "bf16"
+    row_format: RowFormat = "bf16"
     """Format of the stored rows; int8 and fp8 take half the bytes of bf16, with one scale per row.
     """
     rows_per_shard: int = Field(default=1 << 18, ge=1)

@@ -9,7 +9,7 @@ from ray_jobs.runtime.tracking import log_manifest, stage_run
 from ray_jobs.runtime.units import run_units
 from scone_core.artifacts import storage
 from scone_core.artifacts.config import InputPath
-from scone_core.artifacts.folders import claim, plan_fields, publish
+from scone_core.artifacts.folders import claim, publish, shared_fields
 from scone_core.artifacts.manifests import EmbeddingsManifest, RowFormat, Shard, load_manifest
 from scone_core.artifacts.shards import map_shard, write_shard
 from scone_core.table.row_formats import (
@@ -25,20 +25,20 @@ class Convert(JobConfig):
 
     table: InputPath
     """Folder or URI of the embeddings/v1 artifact to convert."""
-    rows: RowFormat = "int8"
+    row_format: RowFormat = "int8"
     """Format of the rows to write."""
 
 
 def convert(config: Convert) -> EmbeddingsManifest:
-    """Write `config.table` in the format `config.rows`, shard by shard."""
+    """Write `config.table` in the format `config.row_format`, shard by shard."""
     source = load_manifest(EmbeddingsManifest, config.table)
     inputs = {"table": source.fingerprint}
     if done := claim(EmbeddingsManifest, config.out, config, inputs):
         print(f"convert: {config.out} is up to date")
         return done
-    common = plan_fields(EmbeddingsManifest, config, inputs)
+    shared = shared_fields(EmbeddingsManifest, config, inputs)
     connect(config.cluster)
-    with stage_run(config, stage="convert", fingerprint=common["fingerprint"]):
+    with stage_run(config, stage="convert", fingerprint=shared["fingerprint"]):
         receipts = run_units(
             "convert",
             [shard.name for shard in source.shards],
@@ -50,10 +50,10 @@ def convert(config: Convert) -> EmbeddingsManifest:
                 storage.join(folder, source.ranks.name) for folder in (config.table, config.out)
             )
             storage.copy_file(*names)
-        changed = common | {
+        changed = shared | {
             "shards": tuple(Shard.model_validate(receipt) for receipt in receipts),
-            "row_format": config.rows,
-            "bytes_per_row": STORAGE[config.rows].num_bytes(source.width),
+            "row_format": config.row_format,
+            "bytes_per_row": STORAGE[config.row_format].num_bytes(source.width),
             "converted_from": (*source.converted_from, source.row_format),
         }
         manifest = EmbeddingsManifest.model_validate(source.model_dump() | changed)
@@ -65,6 +65,7 @@ def convert(config: Convert) -> EmbeddingsManifest:
 def _convert_shard(number: int, *, config: Convert, source: EmbeddingsManifest) -> dict[str, Any]:
     shard = source.shards[number]
     rows_NC = table_rows(map_shard(config.table, shard))
-    batch = embedding_batch(convert_rows(rows_NC, source.row_format, config.rows), config.rows)
+    rows_NC = convert_rows(rows_NC, source.row_format, config.row_format)
+    batch = embedding_batch(rows_NC, config.row_format)
     written = write_shard(config.out, shard.name, batch, first_id=shard.first_id)
     return written.model_dump()

@@ -27,7 +27,7 @@ from ray_jobs.runtime.progress import Progress
 from ray_jobs.runtime.tracking import log_manifest, stage_run
 from ray_jobs.serve.serve_scone import ServeConfig, openai_app
 from scone_core.artifacts.config import InputPath
-from scone_core.artifacts.folders import claim, plan_fields, publish
+from scone_core.artifacts.folders import claim, publish, shared_fields
 from scone_core.artifacts.manifests import Manifest, TokensManifest, load_manifest
 from scone_core.corpus.token_shards import map_documents
 from scone_core.serving.served_folder import ServedManifest
@@ -43,8 +43,8 @@ class DecodeManifest(Manifest):
 
     CONTRACT: ClassVar[str] = "decode/v1"
     contract: Literal["decode/v1"] = "decode/v1"
-    decode_tokens_per_s: float
-    decode_tokens_per_s_baseline: float
+    decode_tokens_per_second: float
+    decode_tokens_per_second_baseline: float
     answer: str
     """What the model says after the first prompt."""
 
@@ -83,18 +83,18 @@ def run(config: DecodeConfig) -> DecodeManifest:
     if done := claim(DecodeManifest, config.out, config, inputs):
         print(f"decode: {config.out} is up to date")
         return done
-    common = plan_fields(DecodeManifest, config, inputs)
+    shared = shared_fields(DecodeManifest, config, inputs)
     prompts = _prompts(config)
     connect(config.cluster)
-    with stage_run(config, stage="decode", fingerprint=common["fingerprint"]):
+    with stage_run(config, stage="decode", fingerprint=shared["fingerprint"]):
         with _serving(config) as url:
             answer = _complete(url, "scone", prompts[0], config.num_tokens)
             rates = _measure(config, url, prompts)
         manifest = DecodeManifest(
-            **common,
+            **shared,
             shards=(),
-            decode_tokens_per_s=rates["scone"],
-            decode_tokens_per_s_baseline=rates["baseline"],
+            decode_tokens_per_second=rates["scone"],
+            decode_tokens_per_second_baseline=rates["baseline"],
             answer=answer,
         )
         mlflow.log_metrics({f"decode_tokens_per_s_{name}": rates[name] for name in MODELS})
@@ -115,9 +115,9 @@ def _serving(config: DecodeConfig) -> Generator[str]:
     port = _free_port()
     models = zip(MODELS, (config.model, config.baseline), strict=True)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    common = config.model_dump(include={"dtype", "device", "engine"}) | {"env": QUIET}
+    shared = config.model_dump(include={"dtype", "device", "engine"}) | {"env": QUIET}
     application = openai_app(
-        [ServeConfig(model=folder, model_id=name, **common) for name, folder in models]
+        [ServeConfig(model=folder, model_id=name, **shared) for name, folder in models]
     )
     options = {"host": "127.0.0.1", "port": port}
     serve.start(http_options=options, logging_config=QUIET_SERVE)

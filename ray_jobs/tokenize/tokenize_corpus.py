@@ -13,7 +13,7 @@ from ray_jobs.runtime.units import units_dataset
 from ray_jobs.tokenize.config import TokenizeConfig
 from ray_jobs.tokenize.worker import ShardWriter, convert_group, group_name, pack_name, read_group
 from scone_core.artifacts import storage
-from scone_core.artifacts.folders import claim, plan_fields, publish, read_receipt
+from scone_core.artifacts.folders import claim, publish, read_receipt, shared_fields
 from scone_core.artifacts.manifests import ArtifactError, Shard, TokensManifest
 from scone_core.corpus.documents import DocumentFormat, Pack, read_packs
 from scone_core.corpus.input_files import (
@@ -53,11 +53,11 @@ def run(config: TokenizeConfig) -> TokensManifest:
     if done := claim(TokensManifest, config.out, config, inputs):
         print(f"tokenize: {config.out} is up to date")
         return done
-    common = plan_fields(TokensManifest, config, inputs)
+    shared = shared_fields(TokensManifest, config, inputs)
     parts = split_files(files, PART_SHARDS * config.shard_mb << 20)
     groups = group_files(files if config.content == "tokens" else parts, config.shard_mb << 20)
     connect(config.cluster)
-    with stage_run(config, stage="tokenize", fingerprint=common["fingerprint"]):
+    with stage_run(config, stage="tokenize", fingerprint=shared["fingerprint"]):
         print(f"tokenize: {len(files)} files in {len(groups)} groups")
         if config.content != "tokens":
             engine = tokenizer.select_engine(_sample(groups[0], config.form))
@@ -66,7 +66,7 @@ def run(config: TokenizeConfig) -> TokensManifest:
             _write_shards(config, groups, engine)
         else:
             _convert_shards(config, groups)
-        manifest = _manifest(config, groups, tokenizer, common)
+        manifest = _manifest(config, groups, tokenizer, shared)
         print(f"tokenize: {manifest.num_documents:,} documents, {manifest.num_tokens:,} tokens")
         mlflow.log_metrics({"documents": manifest.num_documents, "tokens": manifest.num_tokens})
         log_manifest(manifest)
@@ -122,7 +122,7 @@ def _manifest(
     config: TokenizeConfig,
     groups: list[list[SourceFile]],
     tokenizer: Tokenizer,
-    common: dict[str, Any],
+    shared: dict[str, Any],
 ) -> TokensManifest:
     receipts = [r for number in range(len(groups)) for r in _shards_of(config.out, number) or ()]
     num_skipped: dict[str, int] = {}
@@ -141,9 +141,9 @@ def _manifest(
     )
     shards = tuple(Shard.model_validate(receipt["shard"]) for receipt in receipts)
     return TokensManifest(
-        **common,
+        **shared,
         shards=shards,
-        tokenizer_sha256=common["inputs"]["tokenizer"],
+        tokenizer_sha256=shared["inputs"]["tokenizer"],
         vocab_size=tokenizer.vocab_size,
         separator_id=tokenizer.separator_id(config.separator),
         num_documents=sum(shard.num_rows for shard in shards),

@@ -8,7 +8,7 @@ from ray_jobs.runtime.config import JobConfig
 from scone_core.artifacts import storage
 from scone_core.artifacts.config import InputPath, Resource, Role
 from scone_core.model.decoders import DecoderConfig
-from scone_core.model.fgram_model import FgramModelConfig
+from scone_core.model.fgram_model import FGramModelConfig
 from scone_core.model.input_embeddings import Method, OverEncodingConfig
 from scone_core.model.micro_batch import AttentionSpan
 from scone_core.model.scone_lm import EmbeddingOptions
@@ -33,7 +33,7 @@ class TrainConfig(JobConfig):
     """The main model, when it starts from scratch."""
     pretrained: Annotated[str | None, Role("input")] = None
     """A Hugging Face folder that the main model starts from, in place of `model`."""
-    fgram_model: FgramModelConfig = FgramModelConfig()
+    fgram_model: FGramModelConfig = FGramModelConfig()
     """The f-gram model of method scone."""
     over_encoding: OverEncodingConfig = OverEncodingConfig()
     """The hashed rows of method over_encoding."""

@@ -8,7 +8,7 @@ from ray_jobs.train.config import TrainConfig
 from ray_jobs.train.tally import Report
 from scone_core.artifacts import storage
 from scone_core.artifacts.folders import write_receipt
-from scone_core.artifacts.manifests import FgramsManifest, Shard, load_manifest
+from scone_core.artifacts.manifests import FGramsManifest, Shard, load_manifest
 from scone_core.model.scone_lm import MAIN, SconeLM
 
 EXPORT = "export"
@@ -19,7 +19,7 @@ worker may have lost some on their way to the driver.
 
 def export(model: SconeLM, config: TrainConfig, reports: list[Report]) -> None:
     """Publish the model's folders file by file, with the tokenizer in `main_model/`."""
-    fgrams = load_manifest(FgramsManifest, config.fgrams) if config.fgrams else None
+    fgrams = load_manifest(FGramsManifest, config.fgrams) if config.fgrams else None
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         model.save(folder, fgrams=fgrams)

@@ -63,10 +63,10 @@ def publish(folder: str, manifest: AnyManifest) -> AnyManifest:
     return manifest
 
 
-def plan_fields(
+def shared_fields(
     kind: type[Manifest], config: StageConfig, inputs: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The fields that every manifest shares, for `kind(**plan_fields(...), ...)`."""
+    """The fields that every manifest shares, for `kind(**shared_fields(...), ...)`."""
     fields = config.semantic_fields()
     return {
         "fingerprint": fingerprint(kind.CONTRACT, fields, dict(inputs)),

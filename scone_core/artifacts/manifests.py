@@ -84,7 +84,7 @@ class Generation(Frozen):
     num_included: int
 
 
-class FgramsManifest(Manifest):
+class FGramsManifest(Manifest):
     """fgrams/v1: ranked Parquet shards and the trie index `index/trie.npy`."""
 
     CONTRACT: ClassVar[str] = "fgrams/v1"
@@ -135,7 +135,7 @@ class CheckpointManifest(Manifest):
     max_n: int | None
     fgram_output: Literal["residual", "replace"] | None
 
-    def require_fgrams(self, fgrams: FgramsManifest, field: str) -> None:
+    def require_fgrams(self, fgrams: FGramsManifest, field: str) -> None:
         """Refuse other f-grams than those of the training and those that grew from them.
 
         Raises:
@@ -166,7 +166,7 @@ class EmbeddingsManifest(Manifest):
     converted_from: tuple[RowFormat, ...] = ()
     """Formats that the rows had before, where the table was converted."""
     ranks: Shard | None = None
-    """The ranks of the f-grams, where they are not their ids (see FgramsManifest)."""
+    """The ranks of the f-grams, where they are not their ids (see FGramsManifest)."""
 
 
 AnyManifest = TypeVar("AnyManifest", bound=Manifest)

@@ -75,7 +75,8 @@ def read_token_packs(
     """
     pack = TokenPack()
     for source in sources:
-        for number, tokens_L in enumerate(read_documents(source, form, separator_id=separator_id)):
+        documents = read_token_documents(source, form, separator_id=separator_id)
+        for number, tokens_L in enumerate(documents):
             if tokens_L.max() >= len(bytes_V):
                 raise ValueError(
                     f"{source.path}, document {number}: token id {tokens_L.max()}, the tokenizer "
@@ -91,7 +92,7 @@ def read_token_packs(
         yield pack
 
 
-def read_documents(
+def read_token_documents(
     source: SourceFile, form: TokenFormat, *, separator_id: int
 ) -> Iterator[np.ndarray]:
     """The documents of a file in order, uint32; empty ones are left out.

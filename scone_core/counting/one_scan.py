@@ -77,7 +77,7 @@ def count_tokens(pieces: Iterable[Piece], vocab_size: int) -> np.ndarray:
     """
     sizes_V = np.zeros(vocab_size, np.int64)
     for piece in pieces:
-        largest = record_kernels.count_tokens(piece.tokens_L[piece.first : piece.last], sizes_V)
+        largest = record_kernels.add_counts(piece.tokens_L[piece.first : piece.last], sizes_V)
         if largest >= vocab_size:
             raise ValueError(f"token id {largest} >= {vocab_size=}: tokens of another tokenizer")
     return sizes_V

@@ -21,7 +21,7 @@ from scone_core.artifacts.config import Frozen
 from scone_core.counting.chunks import Chunk
 from scone_core.counting.one_scan import Groups, join_groups, starts_of
 from scone_core.counting.records import Layout, Records, find_value, sort_records
-from scone_core.fgrams.ngrams import Ngram
+from scone_core.fgrams.ngrams import NGram
 
 
 class Cut(Frozen):
@@ -38,7 +38,7 @@ class Cut(Frozen):
         """The smallest record behind the cut."""
         return self.value + (self.depth > layout.max_n)
 
-    def open_ngrams(self, layout: Layout) -> set[Ngram]:
+    def open_ngrams(self, layout: Layout) -> set[NGram]:
         """The n-grams that lie on both sides."""
         found = (layout.ngram(self.token, self.value, n) for n in range(2, self.depth))
         return {ngram for ngram in found if ngram is not None}
@@ -147,8 +147,8 @@ def gather_range(
 
 
 def count_exactly(
-    groups: Groups, layout: Layout, ngrams: Iterable[Ngram], lower: Cut, num_equal: int
-) -> dict[Ngram, int]:
+    groups: Groups, layout: Layout, ngrams: Iterable[NGram], lower: Cut, num_equal: int
+) -> dict[NGram, int]:
     """The occurrences in a range of those n-grams whose first token has a group there."""
     counts = {}
     for ngram in ngrams:

@@ -12,7 +12,7 @@ _ONES = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 
 
 @nb.njit(nogil=True, cache=True)
-def count_tokens(tokens_L: np.ndarray, sizes_G: np.ndarray) -> np.int64:
+def add_counts(tokens_L: np.ndarray, sizes_G: np.ndarray) -> np.int64:
     """Add the occurrences of every token to `sizes_G`; the largest token.
 
     Stops at a token outside the vocabulary.

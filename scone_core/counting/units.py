@@ -4,7 +4,7 @@ map_chunk:      a part of the token shards -> a chunk file of grouped suffix rec
 plan_ranges:    chunk files -> cuts: where ranges begin and end
 reduce_range:   what lies between two cuts -> its frequent n-grams in rank order, class sizes
 rank_ranges:    class sizes of all ranges -> runs: where each f-gram id is found
-assemble_shard: runs -> one Parquet shard of f-grams
+assemble_fgrams: runs -> one Parquet shard of f-grams
 
 What is published does not depend on chunks, ranges and rounds. A finished unit is known by the
 receipt that the caller writes. Chunk and range files lie in a scratch folder that all workers see.
@@ -27,7 +27,7 @@ from scone_core.counting.ranges import Cut, count_exactly, gather_range, plan_cu
 from scone_core.counting.ranking import class_sizes, gather_ids, rank_range, rank_runs
 from scone_core.fgrams.fgram_shards import write_fgrams
 from scone_core.fgrams.ngrams import (
-    Ngram,
+    NGram,
     NGrams,
     exclude,
     ngram_batch,
@@ -183,7 +183,7 @@ def _include(plan: CountPlan, receipts: Sequence[Receipt], ranking: Ranking) -> 
     return Ranking(runs, {**ranking.apart, max(ranking.apart): rows})
 
 
-def assemble_shard(
+def assemble_fgrams(
     plan: CountPlan,
     receipts: Sequence[Receipt],
     ranking: Ranking,
@@ -223,14 +223,14 @@ def _across(plan: CountPlan, receipts: Sequence[Receipt]) -> list[NGrams]:
     """For every range the frequent n-grams that lie across the cut behind it. They rank behind its
     own of equal count and length, and before those of the next.
     """
-    counts: dict[Ngram, int] = {}
-    place: dict[Ngram, int] = {}
+    counts: dict[NGram, int] = {}
+    place: dict[NGram, int] = {}
     for number, receipt in enumerate(receipts):
         for tokens, count in receipt["across"]:
             ngram = tuple(tokens)
             counts[ngram] = counts.get(ngram, 0) + count
             place.setdefault(ngram, number)
-    found: list[dict[Ngram, int]] = [{} for _ in receipts]
+    found: list[dict[NGram, int]] = [{} for _ in receipts]
     for ngram in sorted(counts, key=lambda ngram: (-counts[ngram], len(ngram))):
         if counts[ngram] >= plan.min_count:
             found[place[ngram]][ngram] = counts[ngram]

@@ -13,7 +13,7 @@ from scone_core.corpus.tokenizer import Tokenizer
 from scone_core.evaluation.sums import DocumentSums
 
 
-class Sources(NamedTuple):
+class DocumentSources(NamedTuple):
     """Which source each document of a tokens/v1 artifact is from, and how much text it was."""
 
     names: tuple[str, ...]
@@ -30,7 +30,7 @@ class Sources(NamedTuple):
         return np.stack(columns, axis=1)
 
 
-def read_sources(folder: str) -> Sources:
+def read_sources(folder: str) -> DocumentSources:
     """The sources of the documents in `folder`: a document id tells its input file, and the
     manifest names the files.
     """
@@ -47,7 +47,7 @@ def read_sources(folder: str) -> Sources:
     total_N = np.concatenate(bytes_N)
     files = sorted(name for name in manifest.inputs if name != "tokenizer")
     names, source_of_file = np.unique([source_name(name) for name in files], return_inverse=True)
-    return Sources(
+    return DocumentSources(
         tuple(map(str, names)),
         source_of_file[np.concatenate(file_N)],
         total_N * (manifest.num_bytes_text / max(total_N.sum(), 1)),

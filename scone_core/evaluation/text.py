@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from scone_core.corpus.token_stream import NOT_A_TARGET, TokenStream
 from scone_core.evaluation.embed import Embed
 from scone_core.evaluation.scores import ALL_SOURCES, TextScore, ratio_interval
-from scone_core.evaluation.sources import Sources
+from scone_core.evaluation.sources import DocumentSources
 from scone_core.evaluation.sums import DocumentSums
 from scone_core.model.micro_batch import AttentionSpan, positions
 
@@ -112,7 +112,7 @@ def score_windows(
     return DocumentSums.join([DocumentSums(*as_targets), DocumentSums(*as_inputs)])
 
 
-def text_scores(sums: DocumentSums, sources: Sources) -> dict[str, TextScore]:
+def text_scores(sums: DocumentSums, sources: DocumentSources) -> dict[str, TextScore]:
     """The score of every source, and of `ALL_SOURCES` together."""
     source_N, bytes_N = sources.source_N[sums.document_N], sources.bytes_N[sums.document_N]
     scores = {ALL_SOURCES: text_score(sums, bytes_N)}

@@ -50,7 +50,7 @@ def coverage_curve(hits: pl.DataFrame, *, num_tokens: int, sizes: Sequence[int])
         num_tokens: positions of the corpus or sample.
 
     Returns:
-        num_fgrams, hit_rate (share of positions with a match), mean_match_len (a miss is 1).
+        num_fgrams, hit_rate (share of positions with a match), mean_match_length (a miss is 1).
     """
     rows = []
     hits = hits.select("n", pl.col("first_id", "num", "count").cast(pl.Int64))
@@ -59,7 +59,7 @@ def coverage_curve(hits: pl.DataFrame, *, num_tokens: int, sizes: Sequence[int])
         num_hits = hits.select("n", hits=pl.col("count") * below)
         bigrams = num_hits.filter(pl.col("n") == 2)["hits"].sum()
         rows.append((size, bigrams / num_tokens, 1 + num_hits["hits"].sum() / num_tokens))
-    return pl.DataFrame(rows, ["num_fgrams", "hit_rate", "mean_match_len"], orient="row")
+    return pl.DataFrame(rows, ["num_fgrams", "hit_rate", "mean_match_length"], orient="row")
 
 
 def held_out_curve(

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from scone_core.artifacts import storage
-from scone_core.artifacts.manifests import ArtifactError, FgramsManifest, Shard, load_manifest
+from scone_core.artifacts.manifests import ArtifactError, FGramsManifest, Shard, load_manifest
 from scone_core.fgrams.index import write_index
 from scone_core.fgrams.ngrams import NGrams, ngram_batch, ngrams_of
 from scone_core.fgrams.trie import MAX_FGRAMS
@@ -60,7 +60,7 @@ def read_fgrams(folder: str, *, first_id: int = 0, num: int | None = None) -> NG
         ValueError: ids outside the artifact.
         ArtifactError: no such artifact, or a shard is missing or damaged.
     """
-    manifest = load_manifest(FgramsManifest, folder)
+    manifest = load_manifest(FGramsManifest, folder)
     last_id = manifest.num_fgrams if num is None else first_id + num
     if not 0 <= first_id <= last_id <= manifest.num_fgrams:
         raise ValueError(

@@ -18,7 +18,7 @@ import numpy as np
 from scone_core.artifacts import storage
 from scone_core.artifacts.manifests import (
     ArtifactError,
-    FgramsManifest,
+    FGramsManifest,
     Shard,
     load_manifest,
     require_equal,
@@ -33,13 +33,13 @@ TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True)
-class Sources:
+class GrowthSources:
     """The f-gram set that grows, and the newer count."""
 
     folder: str
     counted_folder: str
-    base: FgramsManifest
-    counted: FgramsManifest
+    base: FGramsManifest
+    counted: FGramsManifest
 
     @classmethod
     def open(cls, folder: str, counted: str) -> Self:
@@ -50,8 +50,8 @@ class Sources:
         sources = cls(
             folder,
             counted,
-            load_manifest(FgramsManifest, folder),
-            load_manifest(FgramsManifest, counted),
+            load_manifest(FGramsManifest, folder),
+            load_manifest(FGramsManifest, counted),
         )
         for field in ("tokenizer_sha256", "vocab_size", "separator_id", "max_n"):
             require_equal(
@@ -80,7 +80,7 @@ class Union:
 
 
 def grow(
-    sources: Sources, out: str, *, num_new: int | None, rows_per_shard: int
+    sources: GrowthSources, out: str, *, num_new: int | None, rows_per_shard: int
 ) -> dict[str, object]:
     """Publish the files of the next generation in `out`: the shards of the set that grows as they
     are, shards of the new f-grams, the index, the ranks and the tokenizer.
@@ -90,7 +90,7 @@ def grow(
             as there are ids of 32 bits.
 
     Returns:
-        The fields of the FgramsManifest that say so.
+        The fields of the FGramsManifest that say so.
 
     Raises:
         ValueError: nothing is new.
@@ -123,7 +123,7 @@ def grow(
 
 
 def _number(
-    sources: Sources, union: Union, out: str, num_new: int | None, rows_per_shard: int
+    sources: GrowthSources, union: Union, out: str, num_new: int | None, rows_per_shard: int
 ) -> Iterator[np.ndarray]:
     """The ids (uint32) of the newer count's f-grams in rank order, those left out not among them;
     writes the shards of new ones.

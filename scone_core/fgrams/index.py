@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from scone_core.artifacts import storage
-from scone_core.artifacts.manifests import ArtifactError, FgramsManifest, load_manifest
+from scone_core.artifacts.manifests import ArtifactError, FGramsManifest, load_manifest
 from scone_core.artifacts.shards import local_shard
 from scone_core.fgrams import trie
 from scone_core.machine.mapped_memory import expect_hits
@@ -36,7 +36,7 @@ class FGramIndex:
     """uint64, the form that `match_rows` and `find_node` take."""
     max_n: int
     num_fgrams: int
-    manifest: FgramsManifest | None = None
+    manifest: FGramsManifest | None = None
 
     @classmethod
     def open(cls, folder: str) -> Self:
@@ -45,10 +45,10 @@ class FGramIndex:
         Raises:
             ArtifactError: no such artifact, or its index is missing, truncated or not its own.
         """
-        return cls.map(folder, load_manifest(FgramsManifest, folder))
+        return cls.map(folder, load_manifest(FGramsManifest, folder))
 
     @classmethod
-    def map(cls, folder: str, manifest: FgramsManifest) -> Self:
+    def map(cls, folder: str, manifest: FGramsManifest) -> Self:
         """`open` for whoever has the manifest already.
 
         Raises:

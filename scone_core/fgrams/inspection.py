@@ -9,7 +9,7 @@ import polars as pl
 from scone_core.artifacts import storage
 from scone_core.artifacts.config import Frozen
 from scone_core.artifacts.manifests import (
-    FgramsManifest,
+    FGramsManifest,
     load_manifest,
     require_equal,
 )
@@ -34,7 +34,7 @@ class Top(Frozen):
     form: Literal["table", "json"] = "table"
 
     def tables(self) -> Tables:
-        manifest = load_manifest(FgramsManifest, self.fgrams)
+        manifest = load_manifest(FGramsManifest, self.fgrams)
         tokenizer = _tokenizer(self.fgrams)
         wanted = {n: min(self.num, num) for n, num in manifest.num_fgrams_per_n.items()}
         found: dict[int, pl.DataFrame] = {}
@@ -63,7 +63,7 @@ class Lookup(Frozen):
     form: Literal["table", "json"] = "table"
 
     def tables(self) -> Tables:
-        manifest = load_manifest(FgramsManifest, self.fgrams)
+        manifest = load_manifest(FGramsManifest, self.fgrams)
         index, tokenizer = FGramIndex.map(self.fgrams, manifest), _tokenizer(self.fgrams)
         tokens_1T = tokenizer.encode(self.text).astype(np.int64)[None]
         used_T = index.match(tokens_1T).match_len_BT[0]
@@ -117,7 +117,7 @@ class Coverage(Frozen):
     form: Literal["table", "json"] = "table"
 
     def tables(self) -> Tables:
-        manifest, index = load_manifest(FgramsManifest, self.fgrams), FGramIndex.open(self.fgrams)
+        manifest, index = load_manifest(FGramsManifest, self.fgrams), FGramIndex.open(self.fgrams)
         curve = held_out_curve(
             index,
             self.tokens,
@@ -159,7 +159,7 @@ def _tokenizer(folder: str) -> Tokenizer:
     return Tokenizer(storage.local_copy(storage.join(folder, "tokenizer.json")))
 
 
-def _ranks(folder: str, manifest: FgramsManifest, ids_S: np.ndarray) -> np.ndarray:
+def _ranks(folder: str, manifest: FGramsManifest, ids_S: np.ndarray) -> np.ndarray:
     """An f-gram's id is its rank until the set grows."""
     return ids_S if manifest.ranks is None else map_ranks(folder, manifest.ranks)[ids_S]
 
@@ -178,7 +178,7 @@ def _coverage(folder: str, tokens: str, num_tokens: int) -> pl.DataFrame:
     curve = held_out_curve(
         FGramIndex.open(folder),
         tokens,
-        tokenizer_sha256=load_manifest(FgramsManifest, folder).tokenizer_sha256,
+        tokenizer_sha256=load_manifest(FGramsManifest, folder).tokenizer_sha256,
         num_tokens=num_tokens,
     )
     return curve[-1:].select(pl.lit(folder).alias("fgrams"), "*")
@@ -193,8 +193,8 @@ def compare_fgrams(first: str, second: str) -> pl.DataFrame:
     Raises:
         ArtifactError: their tokenizers differ.
     """
-    kept, index = load_manifest(FgramsManifest, first), FGramIndex.open(second)
-    other = load_manifest(FgramsManifest, second)
+    kept, index = load_manifest(FGramsManifest, first), FGramIndex.open(second)
+    other = load_manifest(FGramsManifest, second)
     require_equal(
         f"tokenizer of {second}",
         other.tokenizer_sha256,

@@ -21,10 +21,10 @@ class NGrams(NamedTuple):
     """uint64."""
 
 
-Ngram = tuple[int, ...]
+NGram = tuple[int, ...]
 
 
-def without(found: NGrams, ngrams: Iterable[Ngram]) -> NGrams:
+def without(found: NGrams, ngrams: Iterable[NGram]) -> NGrams:
     """`found` less some n-grams."""
     keep_M = np.ones(len(found.n_M), bool)
     for ngram in ngrams:
@@ -42,7 +42,7 @@ def exclude(found: NGrams, tokens: Sequence[int]) -> NGrams:
     return NGrams(*(column[keep_M] for column in found))
 
 
-def ngrams_from(counts: dict[Ngram, int], max_n: int) -> NGrams:
+def ngrams_from(counts: dict[NGram, int], max_n: int) -> NGrams:
     """Rows of n-grams given as tuples with their counts, in that order."""
     tokens_MK = np.zeros((len(counts), max_n), np.uint32)
     for row, ngram in enumerate(counts):

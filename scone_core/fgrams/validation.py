@@ -6,7 +6,7 @@ import numpy as np
 
 from scone_core.artifacts.manifests import (
     ArtifactError,
-    FgramsManifest,
+    FGramsManifest,
     Generation,
     load_manifest,
     require_equal,
@@ -17,13 +17,13 @@ from scone_core.fgrams.ngrams import NGrams, ngrams_of
 from scone_core.fgrams.ranks import map_ranks
 
 
-def validate_fgrams(folder: str) -> FgramsManifest:
+def validate_fgrams(folder: str) -> FGramsManifest:
     """Check every invariant of fgrams/v1 by reading all of it.
 
     Raises:
         ArtifactError: names the file and the invariant that does not hold.
     """
-    manifest = load_manifest(FgramsManifest, folder)
+    manifest = load_manifest(FGramsManifest, folder)
     verify_shards(folder, [*manifest.shards, manifest.index, *filter(None, [manifest.ranks])])
     num_per_n = np.zeros(manifest.max_n + 1, np.int64)
     for generation in manifest.generations:
@@ -39,7 +39,7 @@ def validate_fgrams(folder: str) -> FgramsManifest:
 
 
 def _check_generation(
-    folder: str, manifest: FgramsManifest, generation: Generation, first_id: int
+    folder: str, manifest: FGramsManifest, generation: Generation, first_id: int
 ) -> np.ndarray:
     """Check the rows from `first_id` on; how many f-grams of each length they are."""
     num_per_n = np.zeros(manifest.max_n + 1, np.int64)
@@ -58,7 +58,7 @@ def _check_generation(
     return num_per_n
 
 
-def _check_rows(fgrams: NGrams, manifest: FgramsManifest, num_ranked: int, where: str) -> None:
+def _check_rows(fgrams: NGrams, manifest: FGramsManifest, num_ranked: int, where: str) -> None:
     """`num_ranked`: of the rows, the first ones, that are not there on request alone."""
     tokens_MK, n_M, counts_M = fgrams
     counts_M = counts_M[:num_ranked]
@@ -88,7 +88,7 @@ def _check_order(fgrams: NGrams, last_row: NGrams | None, where: str) -> None:
         raise ArtifactError(f"{where}: not in rank order")
 
 
-def _check_index(folder: str, manifest: FgramsManifest) -> None:
+def _check_index(folder: str, manifest: FGramsManifest) -> None:
     """The index is a function of the rows: building it again must give the same bytes."""
     with tempfile.TemporaryDirectory() as scratch:
         try:

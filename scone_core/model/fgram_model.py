@@ -15,7 +15,7 @@ from scone_core.model.decoders import build_fgram_body, fgram_body_config, silen
 from scone_core.model.forest import Forest
 
 
-class FgramModelConfig(Frozen):
+class FGramModelConfig(Frozen):
     """The f-gram model, relative to the main model whose architecture it copies."""
 
     num_layers: PositiveInt = 2
@@ -31,14 +31,14 @@ class FgramModelConfig(Frozen):
     """
 
 
-class FgramModel(nn.Module):
+class FGramModel(nn.Module):
     """A_fgram (paper, section 3)."""
 
     scale: Tensor
     """RMS of the token embedding at the start of training; `gain` is relative to it."""
 
     def __init__(
-        self, config: FgramModelConfig, body: PreTrainedModel, *, main: PreTrainedConfig
+        self, config: FGramModelConfig, body: PreTrainedModel, *, main: PreTrainedConfig
     ) -> None:
         """`main` is the config of the main model; all weights are fresh."""
         super().__init__()
@@ -56,7 +56,7 @@ class FgramModel(nn.Module):
         self.register_buffer("scale", torch.ones(()))
 
     @classmethod
-    def start(cls, config: FgramModelConfig, main_model: PreTrainedModel) -> "FgramModel":
+    def start(cls, config: FGramModelConfig, main_model: PreTrainedModel) -> "FGramModel":
         """At the beginning of a training; draws from PyTorch's global generator."""
         body = fgram_body_config(
             main_model.config, num_layers=config.num_layers, width=config.width

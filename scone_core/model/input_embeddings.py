@@ -38,7 +38,7 @@ class PlainEmbedding(nn.Module):
         return token_embedding(tokens_BT)
 
 
-class FgramEmbedding(nn.Module):
+class FGramEmbedding(nn.Module):
     """The f-gram's vector at hits, the token embedding at misses: SCONE, and its floor."""
 
     def __init__(self, fgram_model: nn.Module, method: Literal["scone", "fgram_mean"]) -> None:
@@ -58,7 +58,7 @@ class FgramEmbedding(nn.Module):
         return input_PD.view(*tokens_BT.shape, -1)
 
 
-class FgramMean(nn.Module):
+class FGramMean(nn.Module):
     """Mean of the token embeddings of an f-gram (NGM, arXiv 2605.16893): rows that cost no
     training, which any trained table must beat.
     """
@@ -133,5 +133,5 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 32)
 
 
-InputEmbedding = PlainEmbedding | FgramEmbedding | OverEncoding
+InputEmbedding = PlainEmbedding | FGramEmbedding | OverEncoding
 """What SconeLM puts before the main model."""

@@ -14,14 +14,14 @@ from torch.nn import functional as F
 from transformers import AutoConfig, PreTrainedModel
 
 from scone_core.artifacts import storage
-from scone_core.artifacts.manifests import CheckpointManifest, FgramsManifest, load_manifest
+from scone_core.artifacts.manifests import CheckpointManifest, FGramsManifest, load_manifest
 from scone_core.model.decoders import build_fgram_body, load_causal_lm
-from scone_core.model.fgram_model import FgramModel, FgramModelConfig
+from scone_core.model.fgram_model import FGramModel, FGramModelConfig
 from scone_core.model.forest import BatchForest, Forest
 from scone_core.model.head_loss import HeadLoss
 from scone_core.model.input_embeddings import (
-    FgramEmbedding,
-    FgramMean,
+    FGramEmbedding,
+    FGramMean,
     InputEmbedding,
     Method,
     OverEncoding,
@@ -32,7 +32,7 @@ from scone_core.model.input_embeddings import (
 MAIN, FGRAM, OVER_ENCODING = "main_model", "fgram_model", "over_encoding"
 WEIGHTS = "model.safetensors"
 WARNING = "Without its own input embeddings (table) this is not the model that was trained."
-EmbeddingOptions = FgramModelConfig | OverEncodingConfig | Literal["fgram_mean"] | None
+EmbeddingOptions = FGramModelConfig | OverEncodingConfig | Literal["fgram_mean"] | None
 """What decides the method of a new model; None is the plain baseline."""
 
 
@@ -64,12 +64,12 @@ class SconeLM(nn.Module):
         cls, main_model: PreTrainedModel, options: EmbeddingOptions, *, separator_id: int
     ) -> Self:
         """A model at the beginning of its training; draws from PyTorch's global generator."""
-        if isinstance(options, FgramModelConfig):
-            fgram_model = FgramModel.start(options, main_model)
-            return cls(main_model, FgramEmbedding(fgram_model, "scone"))
+        if isinstance(options, FGramModelConfig):
+            fgram_model = FGramModel.start(options, main_model)
+            return cls(main_model, FGramEmbedding(fgram_model, "scone"))
         if isinstance(options, OverEncodingConfig):
             return cls(main_model, OverEncoding.start(options, main_model, separator_id))
-        return cls(main_model, FgramEmbedding(FgramMean(), "fgram_mean") if options else None)
+        return cls(main_model, FGramEmbedding(FGramMean(), "fgram_mean") if options else None)
 
     @property
     def token_embedding(self) -> nn.Module:
@@ -80,7 +80,7 @@ class SconeLM(nn.Module):
     def fgram_model(self) -> nn.Module | None:
         """What makes the vectors of f-grams; None for methods without f-grams."""
         embedding = self.input_embedding
-        return embedding.fgram_model if isinstance(embedding, FgramEmbedding) else None
+        return embedding.fgram_model if isinstance(embedding, FGramEmbedding) else None
 
     def fgram_vectors(self, forest: Forest) -> Tensor:
         """The vector [N, D] of every node: exactly what the embedding table stores for an f-gram.
@@ -131,7 +131,7 @@ class SconeLM(nn.Module):
         hidden_BTD = self.main_model.base_model(**inputs).last_hidden_state
         return self.head_loss(hidden_BTD.flatten(0, 1), targets_P)
 
-    def save(self, folder: Path, *, fgrams: FgramsManifest | None = None) -> None:
+    def save(self, folder: Path, *, fgrams: FGramsManifest | None = None) -> None:
         """Write the Hugging Face folders `main_model/` and, where the method has weights of its
         own, `fgram_model/` or `over_encoding/`.
 
@@ -143,7 +143,7 @@ class SconeLM(nn.Module):
             scone |= {"fgrams_fingerprint": fgrams.fingerprint, "max_n": fgrams.max_n}
         if self.input_embedding.method != "plain":
             self.main_model.config.scone = {**scone, "warning": WARNING}
-        if isinstance(self.fgram_model, FgramModel):
+        if isinstance(self.fgram_model, FGramModel):
             config = self.fgram_model.body.config
             config.scone = {**scone, **self.fgram_model.config.model_dump(), "warning": WARNING}
             config.save_pretrained(folder / FGRAM)
@@ -158,7 +158,7 @@ class SconeLM(nn.Module):
         self.main_model.save_pretrained(folder / MAIN)
 
     @classmethod
-    def load(cls, folder: str, *, fgrams: FgramsManifest | None = None) -> Self:
+    def load(cls, folder: str, *, fgrams: FGramsManifest | None = None) -> Self:
         """The model of a checkpoint/v1 artifact, ready to evaluate.
 
         Args:
@@ -183,9 +183,9 @@ def _load_embedding(
     method: Method, folder: Path, main_model: PreTrainedModel
 ) -> InputEmbedding | None:
     if method == "scone":
-        return FgramEmbedding(_load_fgram_model(folder / FGRAM, main_model), "scone")
+        return FGramEmbedding(_load_fgram_model(folder / FGRAM, main_model), "scone")
     if method == "fgram_mean":
-        return FgramEmbedding(FgramMean(), "fgram_mean")
+        return FGramEmbedding(FGramMean(), "fgram_mean")
     if method == "over_encoding":
         options = json.loads((folder / OVER_ENCODING / "config.json").read_text())
         separator_id = options.pop("separator_id")
@@ -199,11 +199,11 @@ def _load_embedding(
     return None
 
 
-def _load_fgram_model(folder: Path, main_model: PreTrainedModel) -> FgramModel:
+def _load_fgram_model(folder: Path, main_model: PreTrainedModel) -> FGramModel:
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    fields = {name: config.scone[name] for name in FgramModelConfig.model_fields}
-    fgram_model = FgramModel(
-        FgramModelConfig(**fields), build_fgram_body(config), main=main_model.config
+    fields = {name: config.scone[name] for name in FGramModelConfig.model_fields}
+    fgram_model = FGramModel(
+        FGramModelConfig(**fields), build_fgram_body(config), main=main_model.config
     )
     safetensors.torch.load_model(fgram_model, folder / WEIGHTS, strict=True)
     return fgram_model

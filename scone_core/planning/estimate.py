@@ -13,7 +13,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt
 from torch import nn
 
 from scone_core.artifacts.config import Frozen
-from scone_core.model.fgram_model import FgramModel
+from scone_core.model.fgram_model import FGramModel
 from scone_core.model.scone_lm import SconeLM
 
 GIB = 2**30
@@ -36,7 +36,7 @@ def flop_rates(model: SconeLM, *, sequence_length: int, max_n: int = 5) -> FlopR
         weights -= num_weights(model.token_embedding)
     main_flops = 6.0 * weights + 6.0 * main.num_hidden_layers * main.hidden_size * sequence_length
     fgram = model.fgram_model
-    if not isinstance(fgram, FgramModel):
+    if not isinstance(fgram, FGramModel):
         return FlopRates(main_flops, 0.0)
     body, own = fgram.body.config, fgram.own_embedding
     weights = num_weights(fgram) - (num_weights(own) if own is not None else 0)
@@ -137,7 +137,7 @@ def _activation_bytes(
     matrix, which fused kernels do not keep), and three fp32 copies of the logits.
     """
     parts = [(model.main_model.config, 1.0)]
-    if isinstance(model.fgram_model, FgramModel):
+    if isinstance(model.fgram_model, FGramModel):
         parts.append((model.fgram_model.body.config, nodes_per_position))
     layers = sum(c.num_hidden_layers * c.hidden_size * share for c, share in parts)
     logits = 3 * 4 * model.main_model.config.vocab_size

@@ -15,7 +15,7 @@ from scone_core.artifacts.config import Frozen
 from scone_core.artifacts.manifests import (
     ArtifactError,
     EmbeddingsManifest,
-    FgramsManifest,
+    FGramsManifest,
     Manifest,
     load_manifest,
     require_equal,
@@ -57,7 +57,7 @@ class SconeSection(Frozen):
         Raises:
             ArtifactError: the table was not precomputed from this checkpoint and these f-grams.
         """
-        fgrams_manifest = load_manifest(FgramsManifest, fgrams)
+        fgrams_manifest = load_manifest(FGramsManifest, fgrams)
         table_manifest = load_manifest(EmbeddingsManifest, table)
         remedy = "run the precompute stage for this checkpoint and these f-grams"
         for field, found, expected in (
@@ -104,7 +104,7 @@ class SconeSection(Frozen):
             ArtifactError: missing, damaged, or another f-gram set than the model was trained with.
         """
         index = FGramIndex.open(self.fgrams)
-        manifest = load_manifest(FgramsManifest, self.fgrams)
+        manifest = load_manifest(FGramsManifest, self.fgrams)
         self._require(self.fgrams, manifest, fingerprint=self.fgrams_fingerprint)
         return index
 
@@ -129,7 +129,7 @@ class SconeSection(Frozen):
         return manifest
 
     def _require(
-        self, folder: str, manifest: FgramsManifest | EmbeddingsManifest, *, fingerprint: str
+        self, folder: str, manifest: FGramsManifest | EmbeddingsManifest, *, fingerprint: str
     ) -> None:
         expected = {
             "fingerprint": fingerprint,

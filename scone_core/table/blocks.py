@@ -33,7 +33,7 @@ class BlockWriter:
             self._model, tokens_SK, part["n"].to_numpy(), plan.fgrams_per_forest
         )
         by_id_S = np.argsort(ids_S)
-        batch = embedding_batch(to_storage(vectors_SD[by_id_S], plan.rows), plan.rows)
+        batch = embedding_batch(to_storage(vectors_SD[by_id_S], plan.row_format), plan.row_format)
         batch = batch.append_column("fgram_id", pa.array(ids_S[by_id_S]))
         return write_shard(plan.block_folder, f"{plan.block_names[number]}.arrow", batch)
 

@@ -25,7 +25,7 @@ class BuildPlan(Frozen):
     checkpoint: str
     fgrams: str
     out: str
-    rows: RowFormat
+    row_format: RowFormat
     first_id: int
     """F-grams below have their rows already."""
     last_id: int
@@ -66,7 +66,7 @@ def sort_fgrams(plan: BuildPlan) -> Shard:
     return write_shard(plan.block_folder, "sorted.arrow", batch)
 
 
-def assemble_shard(plan: BuildPlan, blocks: list[Shard], number: int) -> Shard:
+def assemble_rows(plan: BuildPlan, blocks: list[Shard], number: int) -> Shard:
     """Collect the rows of shard `number` from all blocks and publish them in id order."""
     first_id = plan.first_id + number * plan.rows_per_shard
     last_id = min(first_id + plan.rows_per_shard, plan.last_id)
@@ -80,6 +80,6 @@ def assemble_shard(plan: BuildPlan, blocks: list[Shard], number: int) -> Shard:
     rows_SD = np.empty((last_id - first_id, rows[0].shape[1]), rows[0].dtype)
     for ids_M, rows_MD in zip(ids, rows, strict=True):
         rows_SD[ids_M - first_id] = rows_MD
-    batch = embedding_batch(rows_SD, plan.rows)
+    batch = embedding_batch(rows_SD, plan.row_format)
     name = f"{plan.shard_names[number]}.arrow"
     return write_shard(plan.out, name, batch, first_id=first_id)

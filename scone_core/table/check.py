@@ -10,7 +10,7 @@ from scone_core.artifacts.config import Frozen
 from scone_core.artifacts.manifests import (
     ArtifactError,
     CheckpointManifest,
-    FgramsManifest,
+    FGramsManifest,
     load_manifest,
 )
 from scone_core.artifacts.shards import verify_shards
@@ -51,7 +51,7 @@ def check_table(
     model_manifest = load_manifest(CheckpointManifest, checkpoint)
     expected = {
         "checkpoint_fingerprint": model_manifest.fingerprint,
-        "fgrams_fingerprint": load_manifest(FgramsManifest, fgrams).fingerprint,
+        "fgrams_fingerprint": load_manifest(FGramsManifest, fgrams).fingerprint,
     }
     table = EmbeddingTable.open(folder, expected=expected)
     files = [*table.manifest.shards, *filter(None, [table.manifest.ranks])]

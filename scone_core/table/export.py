@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from scone_core.artifacts import storage
 from scone_core.artifacts.manifests import (
     ArtifactError,
-    FgramsManifest,
+    FGramsManifest,
     load_manifest,
     require_equal,
 )
@@ -97,7 +97,7 @@ def export_lmdb(table: EmbeddingTable, fgrams: str, out: str) -> list[str]:
         ArtifactError: `fgrams` are not the table's, or `out` is not local.
         ValueError: the package `lmdb` is not installed.
     """
-    manifest = load_manifest(FgramsManifest, fgrams)
+    manifest = load_manifest(FGramsManifest, fgrams)
     remedy = "give the f-grams that the table was precomputed for"
     found, expected = manifest.fingerprint, table.manifest.fgrams_fingerprint
     require_equal(f"fgrams={fgrams!r}: fingerprint", found, expected, remedy)

@@ -7,7 +7,7 @@ from typing import Self
 
 import numpy as np
 
-from scone_core.artifacts.manifests import FgramsManifest, load_manifest
+from scone_core.artifacts.manifests import FGramsManifest, load_manifest
 from scone_core.fgrams.index import FGramIndex, Matches, MatchStream
 from scone_core.table.embedding_table import EmbeddingTable
 from scone_core.table.lookup_statistics import LookupReport
@@ -28,7 +28,7 @@ class LookupEngine:
             ArtifactError: missing, damaged, or they do not belong together.
             ValueError: `tiers` cannot be had on this machine.
         """
-        manifest = load_manifest(FgramsManifest, fgrams)
+        manifest = load_manifest(FGramsManifest, fgrams)
         expected = {"fgrams_fingerprint": manifest.fingerprint}
         rows = EmbeddingTable.open(table, expected=expected, tiers=tiers)
         return cls(FGramIndex.map(fgrams, manifest), rows)

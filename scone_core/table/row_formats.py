@@ -117,8 +117,8 @@ def _quantise(
     if not torch.isfinite(largest_N).all():
         row = int(torch.nonzero(~torch.isfinite(largest_N))[0, 0])
         raise ValueError(
-            f"rows={row_format!r}: row {row} of a block holds infinity or NaN, which has no scale; "
-            "look for the cause in the checkpoint, or use bf16 or fp32"
+            f"row_format={row_format!r}: row {row} of a block holds infinity or NaN, "
+            "which has no scale; look for the cause in the checkpoint, or use bf16 or fp32"
         )
     scale_N = largest_N / LARGEST[quantised]
     scaled_ND = vectors_ND / scale_N.where(scale_N > 0, 1.0)[:, None]

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from scone_core.artifacts import storage
 from scone_core.artifacts.config import fingerprint
 from scone_core.artifacts.folders import publish
-from scone_core.artifacts.manifests import FgramsManifest, Shard, TokensManifest
+from scone_core.artifacts.manifests import FGramsManifest, Shard, TokensManifest
 from scone_core.artifacts.shards import write_shard
 from scone_core.corpus.token_files import documents_to_batch
 from scone_core.counting.one_scan import Piece, count_ngrams
@@ -79,7 +79,7 @@ def write_fgrams(
     vocab_size: int = 256,
     separator_id: int = 0,
     rows_per_shard: int = 1000,
-) -> FgramsManifest:
+) -> FGramsManifest:
     """A finished fgrams/v1 artifact of `documents`, counted in memory."""
     tokenizer = word_tokenizer(vocab_size)
     storage.write_bytes(storage.join(folder, "tokenizer.json"), tokenizer)
@@ -99,8 +99,8 @@ def write_fgrams(
     )
     fields = {"num_fgrams": num_fgrams, "max_n": max_n, "min_count": min_count}
     inputs = {"documents": hashlib.sha256(repr(documents).encode()).hexdigest()}
-    manifest = FgramsManifest(
-        fingerprint=fingerprint(FgramsManifest.CONTRACT, fields, inputs),
+    manifest = FGramsManifest(
+        fingerprint=fingerprint(FGramsManifest.CONTRACT, fields, inputs),
         config=fields,
         inputs=inputs,
         shards=tuple(shards),

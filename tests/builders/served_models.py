@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ray_jobs.serve.export_model import PLAIN_CHAT
+from ray_jobs.serve.export import PLAIN_CHAT
 from scone_core.artifacts import storage
 from scone_core.artifacts.config import Frozen
 from scone_core.artifacts.folders import publish
 from scone_core.artifacts.manifests import (
     CheckpointManifest,
     EmbeddingsManifest,
-    FgramsManifest,
+    FGramsManifest,
     RowFormat,
     Shard,
 )
@@ -24,7 +24,7 @@ from scone_core.fgrams.fgram_shards import write_fgrams
 from scone_core.fgrams.index import INDEX, write_index
 from scone_core.fgrams.ngrams import NGrams
 from scone_core.model.decoders import DecoderConfig, build_causal_lm, hugging_face_config
-from scone_core.model.fgram_model import FgramModelConfig
+from scone_core.model.fgram_model import FGramModelConfig
 from scone_core.model.scone_lm import SconeLM
 from scone_core.serving.served_folder import SconeSection, ServedManifest, served_config
 from scone_core.table.embedding_table import EmbeddingTable
@@ -59,7 +59,7 @@ def random_fgrams(*, max_n: int = 5, per_length: int = 20_000, seed: int = 0) ->
     return grams
 
 
-def publish_fgrams(folder: str, grams: Grams, *, max_n: int = 5) -> FgramsManifest:
+def publish_fgrams(folder: str, grams: Grams, *, max_n: int = 5) -> FGramsManifest:
     """A fgrams/v1 artifact."""
     n_S = np.array([len(gram) for gram in grams], np.uint8)
     tokens_SK = np.zeros((len(grams), max_n), np.uint32)
@@ -71,7 +71,7 @@ def publish_fgrams(folder: str, grams: Grams, *, max_n: int = 5) -> FgramsManife
     )
     index = Shard(name=INDEX, num_rows=len(grams), num_bytes=num_bytes, sha256=sha256)
     storage.write_bytes(storage.join(folder, "tokenizer.json"), word_tokenizer(VOCAB))
-    manifest = FgramsManifest(
+    manifest = FGramsManifest(
         fingerprint=sha256,
         config={},
         inputs={},
@@ -90,14 +90,14 @@ def publish_fgrams(folder: str, grams: Grams, *, max_n: int = 5) -> FgramsManife
 
 
 def trained_model(
-    fgram: FgramModelConfig | None = None, *, main: DecoderConfig | None = None
+    fgram: FGramModelConfig | None = None, *, main: DecoderConfig | None = None
 ) -> SconeLM:
     """A model with f-grams none of whose parts is at its special starting point."""
     torch.manual_seed(0)
     main = main or DecoderConfig(hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=2)
     config = hugging_face_config(main, vocab_size=VOCAB, separator_id=SEPARATOR)
     model = SconeLM.start(
-        build_causal_lm(config), fgram or FgramModelConfig(num_layers=2), separator_id=SEPARATOR
+        build_causal_lm(config), fgram or FGramModelConfig(num_layers=2), separator_id=SEPARATOR
     )
     with torch.no_grad():
         for weight in model.parameters():
@@ -106,7 +106,7 @@ def trained_model(
 
 
 def publish_checkpoint(
-    folder: str, model: SconeLM, fgrams: FgramsManifest | None
+    folder: str, model: SconeLM, fgrams: FGramsManifest | None
 ) -> CheckpointManifest:
     """A checkpoint/v1 artifact of `model`."""
     model.save(Path(folder), fgrams=fgrams)
@@ -139,7 +139,7 @@ def publish_checkpoint(
 def publish_table(
     folder: str,
     vectors_SD: torch.Tensor,
-    fgrams: FgramsManifest,
+    fgrams: FGramsManifest,
     *,
     checkpoint: str = "random",
     rows: RowFormat = "bf16",

@@ -21,15 +21,15 @@ from scone_core.artifacts.config import InputPath, OutputPath, Resource, StageCo
 from scone_core.artifacts.folders import (
     PLAN,
     claim,
-    plan_fields,
     publish,
     read_receipt,
+    shared_fields,
     write_receipt,
 )
 from scone_core.artifacts.manifests import (
     MANIFEST,
     ArtifactError,
-    FgramsManifest,
+    FGramsManifest,
     Manifest,
     Shard,
     TokensManifest,
@@ -51,7 +51,7 @@ INPUTS = {"tokens": "abc"}
 
 def finished(folder: str, config: ExampleConfig) -> TokensManifest:
     manifest = TokensManifest(
-        **plan_fields(TokensManifest, config, INPUTS),
+        **shared_fields(TokensManifest, config, INPUTS),
         shards=(),
         tokenizer_sha256="",
         vocab_size=4,
@@ -172,7 +172,7 @@ def test_readers_name_what_is_missing(base: str) -> None:
         load_manifest(TokensManifest, folder)
     finished(folder, ExampleConfig())
     with pytest.raises(ArtifactError, match="'tokens/v1', but 'fgrams/v1' is needed"):
-        load_manifest(FgramsManifest, folder)
+        load_manifest(FGramsManifest, folder)
 
 
 def test_a_shard_maps_to_what_was_written_on_a_page_boundary(base: str) -> None:

@@ -9,7 +9,7 @@ from scone_core.artifacts.manifests import TokensManifest, load_manifest
 from scone_core.counting.plan import plan_count
 from scone_core.counting.ranges import Cut
 from scone_core.counting.units import (
-    assemble_shard,
+    assemble_fgrams,
     map_chunk,
     plan_ranges,
     rank_ranges,
@@ -48,7 +48,7 @@ def count(tokens: str, out: str) -> None:
     ranking = rank_ranges(plan, receipts, num_fgrams=2000)
     for number in range(-(-ranking.num_fgrams // ROWS_PER_SHARD)):
         assemble = partial(
-            assemble_shard, plan, receipts, ranking, out=out, rows_per_shard=ROWS_PER_SHARD
+            assemble_fgrams, plan, receipts, ranking, out=out, rows_per_shard=ROWS_PER_SHARD
         )
         once(out, f"shard-{number}", lambda n=number, do=assemble: do(number=n).model_dump())
 

@@ -7,9 +7,9 @@ kill, or to run out of disk.
 import resource
 import sys
 
-from scone_core.artifacts.manifests import FgramsManifest, Shard, load_manifest
+from scone_core.artifacts.manifests import FGramsManifest, Shard, load_manifest
 from scone_core.table.blocks import BlockWriter
-from scone_core.table.build import BuildPlan, assemble_shard, sort_fgrams
+from scone_core.table.build import BuildPlan, assemble_rows, sort_fgrams
 from tests.oracles.plain_count import once
 
 
@@ -19,9 +19,9 @@ def precompute(inputs: str, out: str) -> None:
         checkpoint=f"{inputs}/checkpoint",
         fgrams=f"{inputs}/fgrams",
         out=out,
-        rows="fp32",
+        row_format="fp32",
         first_id=0,
-        last_id=load_manifest(FgramsManifest, f"{inputs}/fgrams").num_fgrams,
+        last_id=load_manifest(FGramsManifest, f"{inputs}/fgrams").num_fgrams,
         num_shards_before=0,
         rows_per_shard=300,
         fgrams_per_block=400,
@@ -34,7 +34,7 @@ def precompute(inputs: str, out: str) -> None:
         for number, name in enumerate(plan.block_names)
     ]
     for number, name in enumerate(plan.shard_names):
-        once(out, name, lambda n=number: assemble_shard(plan, blocks, n).model_dump())
+        once(out, name, lambda n=number: assemble_rows(plan, blocks, n).model_dump())
 
 
 if __name__ == "__main__":

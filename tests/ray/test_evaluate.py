@@ -9,14 +9,14 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from ray_jobs.evaluate import evaluate_model
+from ray_jobs.evaluate import evaluate
 from ray_jobs.evaluate.config import EvaluateConfig
-from ray_jobs.precompute import precompute_embeddings
+from ray_jobs.precompute import precompute
 from ray_jobs.precompute.config import PrecomputeConfig
 from ray_jobs.runtime.config import Tracking
 from ray_jobs.tokenize import tokenize_corpus
 from ray_jobs.tokenize.config import TokenizeConfig
-from scone_core.artifacts.manifests import ArtifactError, FgramsManifest, load_manifest
+from scone_core.artifacts.manifests import ArtifactError, FGramsManifest, load_manifest
 from scone_core.corpus.tokenizer import Tokenizer
 from scone_core.evaluation.embed import embed_on_the_fly
 from scone_core.evaluation.scores import ALL_SOURCES
@@ -60,16 +60,16 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "pretrained" / "tokenizer.json").write_bytes(word_tokenizer(VOCAB))
     for name, num_fgrams in (("fgrams", 200), ("other_fgrams", 100)):
         write_fgrams(str(folder / name), DOCUMENTS, num_fgrams=num_fgrams, vocab_size=VOCAB)
-    fgrams = load_manifest(FgramsManifest, str(folder / "fgrams"))
+    fgrams = load_manifest(FGramsManifest, str(folder / "fgrams"))
     (folder / "checkpoint" / "main_model").mkdir(parents=True)
     (folder / "checkpoint" / "main_model" / "tokenizer.json").write_bytes(word_tokenizer(VOCAB))
     publish_checkpoint(str(folder / "checkpoint"), trained_model(), fgrams)
-    precompute_embeddings.run(
+    precompute.run(
         PrecomputeConfig(
             out=str(folder / "table"),
             checkpoint=str(folder / "checkpoint"),
             fgrams=str(folder / "fgrams"),
-            rows="fp32",
+            row_format="fp32",
             num_actors=1,
             tracking=Tracking(uri=f"sqlite:///{folder}/mlflow.db"),
         )
@@ -106,8 +106,8 @@ def config(artifacts: Path, tmp_path: Path) -> EvaluateConfig:
 def test_table_gives_the_perplexity_of_the_fgram_model(
     config: EvaluateConfig, artifacts: Path, tmp_path: Path
 ) -> None:
-    of_fly = evaluate_model.run(config)
-    of_table = evaluate_model.run(
+    of_fly = evaluate.run(config)
+    of_table = evaluate.run(
         config.replace(out=str(tmp_path / "from_table"), table=str(artifacts / "table"))
     )
     fly, table = (manifest.text[ALL_SOURCES] for manifest in (of_fly, of_table))
@@ -121,7 +121,7 @@ def test_every_source_and_task_is_in_mlflow_with_its_interval(
     config: EvaluateConfig, artifacts: Path
 ) -> None:
     config = config.replace(task_files=str(artifacts / "task_files"), tasks=(QUIZ,))
-    manifest = evaluate_model.run(config)
+    manifest = evaluate.run(config)
     assert manifest.text.keys() == {ALL_SOURCES, "books", "web"}
     client = mlflow.MlflowClient(config.tracking.uri)
     (experiment,) = client.search_experiments(filter_string="name = 'scone'")
@@ -155,7 +155,7 @@ def test_tasks_are_answered_as_if_asked_directly(
         num_questions=70,
         **changes | {model: str(artifacts / model)},
     )
-    found = evaluate_model.run(config)
+    found = evaluate.run(config)
     assert (found.text, found.vectors) == ({}, "none" if is_plain else "on the fly")
     scone = SconeLM(random_llama()) if is_plain else trained_model()
     index = None if is_plain else FGramIndex.open(str(artifacts / "fgrams"))
@@ -177,8 +177,8 @@ def test_bytes_do_not_depend_on_the_number_of_actors(
     config: EvaluateConfig, artifacts: Path, tmp_path: Path
 ) -> None:
     config = config.replace(task_files=str(artifacts / "task_files"), tasks=(QUIZ,))
-    evaluate_model.run(config)
-    evaluate_model.run(config.replace(out=str(tmp_path / "other"), num_actors=2))
+    evaluate.run(config)
+    evaluate.run(config.replace(out=str(tmp_path / "other"), num_actors=2))
     assert snapshot(tmp_path / "other") == snapshot(Path(config.out))
 
 
@@ -202,18 +202,18 @@ def test_inputs_that_do_not_belong_together_are_refused(
 ) -> None:
     paths = {name: value and str(artifacts / value) for name, value in changes.items()}
     with pytest.raises(ValueError, match=message):
-        evaluate_model.run(config.replace(**paths))
+        evaluate.run(config.replace(**paths))
     assert not Path(config.out).exists()
 
 
 def test_a_damaged_checkpoint_is_refused(config: EvaluateConfig, tmp_path: Path) -> None:
-    fgrams = load_manifest(FgramsManifest, str(config.fgrams))
+    fgrams = load_manifest(FGramsManifest, str(config.fgrams))
     folder = tmp_path / "checkpoint"
     publish_checkpoint(str(folder), trained_model(), fgrams)
     weights = folder / "main_model/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4] + b"oops")
     with pytest.raises(ArtifactError, match=r"model\.safetensors: sha256 differs"):
-        evaluate_model.run(config.replace(checkpoint=str(folder)))
+        evaluate.run(config.replace(checkpoint=str(folder)))
 
 
 def test_text_of_another_tokenizer_is_refused(
@@ -224,7 +224,7 @@ def test_text_of_another_tokenizer_is_refused(
     tokenizer = json.loads(word_tokenizer(VOCAB))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer, indent=3))
     with pytest.raises(ArtifactError, match="tokenizer_sha256"):
-        evaluate_model.run(config.replace(checkpoint=None, fgrams=None, pretrained=str(folder)))
+        evaluate.run(config.replace(checkpoint=None, fgrams=None, pretrained=str(folder)))
 
 
 def test_sources_of_a_tokenized_corpus_have_the_bytes_of_their_files(tmp_path: Path) -> None:

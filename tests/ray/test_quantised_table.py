@@ -27,7 +27,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_converted_table_holds_the_rounded_rows_and_keeps_its_origin(
     source: Path, tmp_path: Path
 ) -> None:
-    config = Convert(table=str(source), rows="int8", out=str(tmp_path / "int8"))
+    config = Convert(table=str(source), row_format="int8", out=str(tmp_path / "int8"))
     manifest = convert(config)
     original, converted = EmbeddingTable.open(str(source)), EmbeddingTable.open(config.out)
     ids_M = np.arange(original.num_rows)
@@ -44,7 +44,7 @@ def test_a_converted_table_holds_the_rounded_rows_and_keeps_its_origin(
 
 
 def test_the_folder_of_another_conversion_is_refused(source: Path, tmp_path: Path) -> None:
-    config = Convert(table=str(source), rows="fp8", out=str(tmp_path / "fp8"))
+    config = Convert(table=str(source), row_format="fp8", out=str(tmp_path / "fp8"))
     convert(config)
     with pytest.raises(ArtifactError, match="rows: 'fp8' there, 'fp32' here"):
-        convert(config.replace(rows="fp32"))
+        convert(config.replace(row_format="fp32"))

@@ -9,15 +9,15 @@ import psutil
 import pytest
 from mlflow.entities import Run
 
-from ray_jobs.evaluate import evaluate_model
+from ray_jobs.evaluate import evaluate
 from ray_jobs.evaluate.config import EvaluateConfig
 from ray_jobs.runtime.config import Tracking
-from ray_jobs.train import train_scone
+from ray_jobs.train import train
 from ray_jobs.train.config import TrainConfig
 from scone_core.artifacts.manifests import ArtifactError
 from scone_core.evaluation.scores import ALL_SOURCES, TextScore
 from scone_core.model.decoders import DecoderConfig
-from scone_core.model.fgram_model import FgramModelConfig
+from scone_core.model.fgram_model import FGramModelConfig
 from scone_core.model.scone_lm import SconeLM
 from scone_core.training.optimizer import OptimizerConfig
 from tests.builders.corpora import write_fgrams, write_tokens, zipf_documents
@@ -55,7 +55,7 @@ def config_for(inputs: Path, out: Path, **changes: object) -> TrainConfig:
         validation_tokens=str(inputs / "validation"),
         fgrams=str(inputs / "fgrams"),
         model=TINY,
-        fgram_model=FgramModelConfig(num_layers=1),
+        fgram_model=FGramModelConfig(num_layers=1),
         sequence_length=16,
         global_batch=8,
         steps=30,  # long enough to be killed before its end
@@ -104,14 +104,14 @@ def evaluated(config: TrainConfig, folder: Path) -> dict[str, TextScore]:
         num_actors=1,
         tracking=Tracking(uri=f"sqlite:///{folder}/evaluation.db"),
     )
-    return evaluate_model.run(evaluation).text
+    return evaluate.run(evaluation).text
 
 
 @pytest.fixture(scope="module")
 def trained(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     """A finished, uninterrupted training with f-grams."""
     config = config_for(inputs, tmp_path_factory.mktemp("trained") / "model")
-    train_scone.run(config)
+    train.run(config)
     return config
 
 
@@ -214,12 +214,12 @@ def command_line(config: TrainConfig) -> list[str]:
 
 def test_an_output_of_another_configuration_is_refused(trained: TrainConfig) -> None:
     with pytest.raises(ArtifactError, match=r"sequence_length: 16 there, 8 here"):
-        train_scone.run(trained.replace(sequence_length=8))
+        train.run(trained.replace(sequence_length=8))
 
 
 def test_a_finished_training_is_not_done_again(trained: TrainConfig) -> None:
     before = losses(trained)
-    train_scone.run(trained)
+    train.run(trained)
     assert losses(trained) == before
     assert len(logged_runs(trained)) == 1
 
@@ -228,7 +228,7 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(
     inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = config_for(inputs, tmp_path / "model", dry_run="yes", num_workers=64, global_batch=128)
-    assert train_scone.run(config) is None
+    assert train.run(config) is None
     assert not (tmp_path / "model").exists()
     shown = capsys.readouterr().out
     assert "parameters" in shown
@@ -249,15 +249,15 @@ def test_a_pretrained_model_that_does_not_know_all_ids_is_refused(
         pretrained=f"{trained.out}/main_model",
     )
     with pytest.raises(ValueError, match=r"knows 96 token ids, train_tokens has 97"):
-        train_scone.run(config)
+        train.run(config)
 
 
 def test_options_that_do_not_go_together_fail_before_any_worker_starts(
     inputs: Path, tmp_path: Path
 ) -> None:
-    config = config_for(inputs, tmp_path / "model", fgram_model=FgramModelConfig(width=17))
+    config = config_for(inputs, tmp_path / "model", fgram_model=FGramModelConfig(width=17))
     with pytest.raises(ValueError, match=r"fgram_model\.width=17"):
-        train_scone.run(config)
+        train.run(config)
     assert not (tmp_path / "model/resume").exists()
 
 
@@ -306,4 +306,4 @@ def test_a_method_without_its_fgrams_is_refused(inputs: Path, tmp_path: Path) ->
 def test_more_workers_than_cpus_are_refused(inputs: Path, tmp_path: Path) -> None:
     config = config_for(inputs, tmp_path / "model", cpus_per_worker=100)
     with pytest.raises(ValueError, match="cpus_per_worker=100 needs 200 CPUs"):
-        train_scone.run(config)
+        train.run(config)

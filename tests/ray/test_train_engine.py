@@ -14,7 +14,7 @@ from ray_jobs.train.start import build_model
 from scone_core.corpus.token_stream import TokenStream
 from scone_core.fgrams.index import FGramIndex
 from scone_core.model.decoders import DecoderConfig
-from scone_core.model.fgram_model import FgramModelConfig
+from scone_core.model.fgram_model import FGramModelConfig
 from scone_core.training.batches import TrainingBatches
 from scone_core.training.optimizer import OptimizerConfig, parameter_groups
 from tests.builders.corpora import write_fgrams, write_tokens, zipf_documents
@@ -44,7 +44,7 @@ def cell_config(folder: Path, stage: int, accumulation: int, tied: str) -> Train
             intermediate_size=1600,
             tie_word_embeddings=tied == "tied",
         ),
-        fgram_model=FgramModelConfig(num_layers=1),
+        fgram_model=FGramModelConfig(num_layers=1),
         sequence_length=16,
         global_batch=8,
         micro_batch=4 // accumulation,
@@ -153,7 +153,7 @@ def test_in_some_step_one_rank_had_hits_and_the_other_none(folder: Path) -> None
 @pytest.mark.parametrize("name", CELLS)
 def test_weights_of_the_f_gram_model_come_as_a_whole_under_zero_3(folder: Path, name: str) -> None:
     """deepspeedai/DeepSpeed#5008: the remedy for modules that ranks run differently."""
-    expected = ["FgramModel"] if CELLS[name][0] == 3 else []
+    expected = ["FGramModel"] if CELLS[name][0] == 3 else []
     assert load(folder, name)["leaves"] == expected
 
 

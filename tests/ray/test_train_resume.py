@@ -12,7 +12,7 @@ from ray_jobs.train.config import TrainConfig
 from ray_jobs.train.resume import ResumePoint, complete_points, drop_states, find_resume_point
 from scone_core.artifacts.manifests import ArtifactError
 from scone_core.model.decoders import DecoderConfig
-from scone_core.model.fgram_model import FgramModelConfig
+from scone_core.model.fgram_model import FGramModelConfig
 from scone_core.training.optimizer import OptimizerConfig
 from tests.builders.corpora import write_fgrams, write_tokens, zipf_documents
 from tests.programs.train_ranks import load, run_ranks
@@ -37,7 +37,7 @@ def config_of(inputs: Path, out: Path, name: str, *, num_ranks: int) -> TrainCon
             num_attention_heads=2,
             intermediate_size=48,
         ),
-        fgram_model=FgramModelConfig(num_layers=1),
+        fgram_model=FGramModelConfig(num_layers=1),
         sequence_length=16,
         global_batch=8,
         micro_batch=2,

@@ -34,8 +34,8 @@ def test_both_models_are_served_once_and_never_again(
     code, output = run_script("measure_decode.py", *options)
     assert code == 0, output[-6000:]
     measured = load_manifest(DecodeManifest, config.out)
-    assert measured.decode_tokens_per_s > 0
-    assert measured.decode_tokens_per_s_baseline > 0
+    assert measured.decode_tokens_per_second > 0
+    assert measured.decode_tokens_per_second_baseline > 0
     assert measured.answer
     assert run(config) == measured
     assert "up to date" in capsys.readouterr().out

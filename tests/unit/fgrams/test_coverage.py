@@ -45,16 +45,16 @@ def test_the_curve_of_a_sample_is_matching_at_every_size(ranked: NGrams) -> None
     sizes = [1, 2, 3, *range(5, len(ranked.n_M), 37), len(ranked.n_M)]
     hits = count_hits(index, as_row(HELD_OUT))
     curve = coverage_curve(hits, num_tokens=sum(map(len, HELD_OUT)), sizes=sizes)
-    for size, hit_rate, mean_match_len in curve.iter_rows():
-        assert (hit_rate, mean_match_len) == pytest.approx(matched(ranked, size, HELD_OUT))
+    for size, hit_rate, mean_match_length in curve.iter_rows():
+        assert (hit_rate, mean_match_length) == pytest.approx(matched(ranked, size, HELD_OUT))
 
 
 def test_the_curve_of_the_counted_corpus_follows_from_its_counts(ranked: NGrams) -> None:
     runs = rank_runs([class_sizes(ranked)], num_fgrams=len(ranked.n_M))
     sizes = curve_sizes(len(ranked.n_M), num=9)
     curve = coverage_curve(runs, num_tokens=sum(map(len, COUNTED)), sizes=sizes)
-    for size, hit_rate, mean_match_len in curve.iter_rows():
-        assert (hit_rate, mean_match_len) == pytest.approx(matched(ranked, size, COUNTED))
+    for size, hit_rate, mean_match_length in curve.iter_rows():
+        assert (hit_rate, mean_match_length) == pytest.approx(matched(ranked, size, COUNTED))
 
 
 def test_curve_sizes_ascend_from_one_to_all() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from scone_core.artifacts import storage
 from scone_core.artifacts.folders import publish
-from scone_core.artifacts.manifests import ArtifactError, FgramsManifest, load_manifest
+from scone_core.artifacts.manifests import ArtifactError, FGramsManifest, load_manifest
 from scone_core.fgrams import fgram_shards
 from scone_core.fgrams.fgram_shards import read_fgrams, take_fgrams
 from scone_core.fgrams.index import INDEX
@@ -61,7 +61,7 @@ def test_taking_ids_gives_their_rows_in_the_order_asked(
 
 
 def test_a_written_artifact_is_valid(folder: str) -> None:
-    assert validate_fgrams(folder) == load_manifest(FgramsManifest, folder)
+    assert validate_fgrams(folder) == load_manifest(FGramsManifest, folder)
 
 
 def test_the_parquet_columns_are_those_of_the_contract(folder: str) -> None:
@@ -97,7 +97,7 @@ def change_token(rows: NGrams) -> None:
 
 def rewrite(folder: str, change: Callable[[NGrams], None]) -> None:
     """Publish the first shard with `change`, and a manifest that agrees with it."""
-    manifest = load_manifest(FgramsManifest, folder)
+    manifest = load_manifest(FGramsManifest, folder)
     rows = read_fgrams(folder, num=ROWS_PER_SHARD)
     change(rows)
     shard = fgram_shards.write_fgrams(folder, manifest.shards[0].name, rows, first_id=0)
@@ -124,7 +124,7 @@ def test_validation_finds_each_broken_invariant(
 
 
 def test_validation_finds_ids_that_are_not_row_numbers(folder: str) -> None:
-    manifest = load_manifest(FgramsManifest, folder)
+    manifest = load_manifest(FGramsManifest, folder)
     rows = read_fgrams(folder, num=ROWS_PER_SHARD)
     shard = fgram_shards.write_fgrams(folder, manifest.shards[0].name, rows, first_id=1)
     publish(folder, manifest.model_copy(update={"shards": (shard, *manifest.shards[1:])}))
@@ -133,7 +133,7 @@ def test_validation_finds_ids_that_are_not_row_numbers(folder: str) -> None:
 
 
 def test_validation_finds_an_index_of_other_f_grams(folder: str, tmp_path: Path) -> None:
-    manifest = load_manifest(FgramsManifest, folder)
+    manifest = load_manifest(FGramsManifest, folder)
     other = zipf_documents(num_documents=30, mean_length=300, vocab_size=60, seed=6)
     foreign = write_fgrams(str(tmp_path / "other"), other, num_fgrams=NUM_FGRAMS)
     assert foreign.num_fgrams == NUM_FGRAMS

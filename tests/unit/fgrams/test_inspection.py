@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ray_jobs.count import grow_fgrams
-from ray_jobs.count.grow_fgrams import GrowConfig
+from ray_jobs.count import fgram_grow
+from ray_jobs.count.fgram_grow import GrowConfig
 from scone_core.artifacts.manifests import ArtifactError
 from scone_core.fgrams.inspection import Compare, Coverage, Lookup, Top, render
 from tests.builders.corpora import (
@@ -58,7 +58,7 @@ def test_lookup_lists_every_f_gram_of_a_text_and_marks_the_longest(folder: str) 
 def test_ranks_of_a_set_that_grew_are_those_of_the_newer_count(folder: str, tmp_path: Path) -> None:
     few, grown = str(tmp_path / "few"), str(tmp_path / "grown")
     write_fgrams(few, DOCUMENTS[:6], num_fgrams=100)
-    grow_fgrams.run(GrowConfig(fgrams=few, counted=folder, out=grown))
+    fgram_grow.run(GrowConfig(fgrams=few, counted=folder, out=grown))
     expected, found = (Top(fgrams=each, num=30).tables() for each in (folder, grown))
     for title, table in expected.items():
         assert found[title].select("rank", "text").equals(table.select("rank", "text"))
@@ -85,7 +85,7 @@ def test_comparison_covers_a_sample_with_both_sets(folder: str, tmp_path: Path) 
     many_row, few_row = tables["coverage of the sample"].to_dicts()
     bigrams = sum(COUNTS[fgram] for fgram in RANKED[:100] if len(fgram) == 2)
     assert few_row["hit_rate"] == pytest.approx(bigrams / sum(map(len, DOCUMENTS)))
-    assert many_row["mean_match_len"] > few_row["mean_match_len"] > 1
+    assert many_row["mean_match_length"] > few_row["mean_match_length"] > 1
 
 
 def test_coverage_sets_hit_rate_against_bytes(folder: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from ray.train.v2.api.exceptions import WorkerGroupError
 
 from ray_jobs.runtime.command_line import root_cause
 from ray_jobs.train.config import TrainConfig
-from ray_jobs.train.train_scone import explain_network, worker_environment
+from ray_jobs.train.train import explain_network, worker_environment
 
 
 def config_of(tmp_path: Path, interface: str | None) -> TrainConfig:

@@ -16,7 +16,7 @@ from scone_core.model.decoders import (
     hugging_face_config,
     load_causal_lm,
 )
-from scone_core.model.fgram_model import FgramModelConfig
+from scone_core.model.fgram_model import FGramModelConfig
 from scone_core.model.forest import BatchForest, build_batch_forest
 from scone_core.model.micro_batch import positions
 from scone_core.model.scone_lm import SconeLM
@@ -38,7 +38,7 @@ def main_config(model_type: str):
     return hugging_face_config(decoder, vocab_size=VOCAB_SIZE, separator_id=SEPARATOR)
 
 
-def start(model_type: str, fgram: FgramModelConfig | None) -> SconeLM:
+def start(model_type: str, fgram: FGramModelConfig | None) -> SconeLM:
     torch.manual_seed(0)
     main_model = build_causal_lm(main_config(model_type))
     return SconeLM.start(main_model, fgram, separator_id=SEPARATOR).eval()
@@ -102,7 +102,7 @@ def test_residual_starts_at_exactly_the_loss_of_the_plain_model(model_type):
     tokens_BT, _, fgrams = random_batch()
     plain = start(model_type, None)(tokens_BT, tokens_BT)
     for token_embedding in ("shared", "own"):
-        fgram = FgramModelConfig(width=16, token_embedding=token_embedding)
+        fgram = FGramModelConfig(width=16, token_embedding=token_embedding)
         assert torch.equal(
             start(model_type, fgram)(tokens_BT, tokens_BT, fgrams).loss_sum, plain.loss_sum
         )
@@ -111,7 +111,7 @@ def test_residual_starts_at_exactly_the_loss_of_the_plain_model(model_type):
 @every_decoder
 @torch.no_grad()
 def test_replace_starts_near_the_token_embedding(model_type):
-    model = start(model_type, FgramModelConfig(output="replace"))
+    model = start(model_type, FGramModelConfig(output="replace"))
     _, _, fgrams = random_batch()
     cosine_N = torch.cosine_similarity(
         model.fgram_vectors(fgrams.forest), model.token_embedding(fgrams.forest.tokens_N)
@@ -121,7 +121,7 @@ def test_replace_starts_near_the_token_embedding(model_type):
 
 
 @every_decoder
-@pytest.mark.parametrize("fgram", [FgramModelConfig(), FgramModelConfig(token_embedding="own")])
+@pytest.mark.parametrize("fgram", [FGramModelConfig(), FGramModelConfig(token_embedding="own")])
 def test_every_weight_gets_a_gradient(model_type, fgram):
     model = shaken(start(model_type, fgram))
     tokens_BT, _, fgrams = random_batch()
@@ -135,7 +135,7 @@ def test_every_weight_gets_a_gradient(model_type, fgram):
 @torch.no_grad()
 def test_document_attention_gives_each_document_the_logits_that_it_has_alone(model_type):
     """Changing document 1 leaves the logits of document 2 unchanged."""
-    model = shaken(start(model_type, FgramModelConfig()))
+    model = shaken(start(model_type, FGramModelConfig()))
     tokens_1T = random_batch()[0][:1]
     tokens_1T[0, 8] = SEPARATOR
 
@@ -164,7 +164,7 @@ def test_positions_count_from_the_separator_that_begins_a_document():
 @every_decoder
 @torch.no_grad()
 def test_a_saved_main_model_is_loaded_by_transformers(model_type, tmp_path: Path):
-    model = shaken(start(model_type, FgramModelConfig()))
+    model = shaken(start(model_type, FGramModelConfig()))
     model.save(tmp_path)
     tokens_BT = random_batch()[0]
     expected = model.main_model(tokens_BT).logits

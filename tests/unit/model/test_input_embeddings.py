@@ -7,7 +7,7 @@ from torch import nn
 
 from scone_core.model.decoders import DecoderConfig, build_causal_lm, hugging_face_config
 from scone_core.model.forest import build_batch_forest
-from scone_core.model.input_embeddings import FgramMean, OverEncoding, OverEncodingConfig
+from scone_core.model.input_embeddings import FGramMean, OverEncoding, OverEncodingConfig
 from scone_core.model.scone_lm import EmbeddingOptions, SconeLM
 
 VOCAB_SIZE, SEPARATOR = 50, 0
@@ -39,7 +39,7 @@ def test_fgram_mean_is_the_mean_of_the_token_embeddings_of_the_fgram():
 
 
 def test_fgram_mean_trains_nothing_beside_the_main_model():
-    assert list(FgramMean().parameters()) == []
+    assert list(FGramMean().parameters()) == []
 
 
 @pytest.mark.parametrize("max_n", [2, 3, 5])

@@ -75,7 +75,7 @@ def test_a_row_that_has_no_scale_is_refused(row_format: RowFormat) -> None:
     for value in (float("inf"), float("nan")):
         vectors_SD = torch.ones(3, 4)
         vectors_SD[2, 1] = value
-        with pytest.raises(ValueError, match=f"rows='{row_format}': row 2"):
+        with pytest.raises(ValueError, match=f"row_format='{row_format}': row 2"):
             to_storage(vectors_SD, row_format)
 
 

@@ -49,7 +49,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
             vectors_SD,
             fgrams,
             checkpoint=checkpoint.fingerprint,
-            rows=row_format,
+            row_format=row_format,
         )
     return folder
 

@@ -10,22 +10,22 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from scone_core.artifacts.folders import publish
-from scone_core.artifacts.manifests import ArtifactError, CheckpointManifest, FgramsManifest, Shard
+from scone_core.artifacts.manifests import ArtifactError, CheckpointManifest, FGramsManifest, Shard
 from scone_core.model.decoders import DecoderConfig, build_causal_lm, hugging_face_config
-from scone_core.model.fgram_model import FgramModelConfig
+from scone_core.model.fgram_model import FGramModelConfig
 from scone_core.model.forest import BatchForest, build_batch_forest, build_forest
 from scone_core.model.scone_lm import SconeLM
 
 VOCAB_SIZE = 50
 EVERY_FORM = [
-    FgramModelConfig(num_layers=2),
-    FgramModelConfig(num_layers=1, width=64),
-    FgramModelConfig(num_layers=2, output="replace"),
-    FgramModelConfig(num_layers=1, width=16, output="replace"),
+    FGramModelConfig(num_layers=2),
+    FGramModelConfig(num_layers=1, width=64),
+    FGramModelConfig(num_layers=2, output="replace"),
+    FGramModelConfig(num_layers=1, width=16, output="replace"),
 ]
 
 
-def small_model(fgram: FgramModelConfig | None, *, seed: int = 0) -> SconeLM:
+def small_model(fgram: FGramModelConfig | None, *, seed: int = 0) -> SconeLM:
     torch.manual_seed(seed)
     decoder = DecoderConfig(
         hidden_size=32,
@@ -38,7 +38,7 @@ def small_model(fgram: FgramModelConfig | None, *, seed: int = 0) -> SconeLM:
     return SconeLM.start(build_causal_lm(config), fgram, separator_id=0)
 
 
-def trained_model(fgram: FgramModelConfig | None) -> SconeLM:
+def trained_model(fgram: FGramModelConfig | None) -> SconeLM:
     """A model none of whose parts is at its special starting point."""
     model = small_model(fgram)
     generator = torch.Generator().manual_seed(1)
@@ -147,7 +147,7 @@ def test_squares_of_hits_and_misses_add_up_to_those_of_all_inputs():
     assert output.num_targets == tokens_BT.numel()
 
 
-def publish_checkpoint(model: SconeLM, folder: Path, fgrams: FgramsManifest | None) -> None:
+def publish_checkpoint(model: SconeLM, folder: Path, fgrams: FGramsManifest | None) -> None:
     model.save(folder, fgrams=fgrams)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     manifest = CheckpointManifest(
@@ -174,8 +174,8 @@ def publish_checkpoint(model: SconeLM, folder: Path, fgrams: FgramsManifest | No
     publish(str(folder), manifest)
 
 
-def fgrams_manifest(fingerprint: str = "f" * 64) -> FgramsManifest:
-    return FgramsManifest(
+def fgrams_manifest(fingerprint: str = "f" * 64) -> FGramsManifest:
+    return FGramsManifest(
         fingerprint=fingerprint,
         config={},
         inputs={},
@@ -240,7 +240,7 @@ def test_a_checkpoint_with_a_missing_weight_is_refused(tmp_path):
 
 def test_fgram_width_that_the_heads_cannot_have_is_refused():
     with pytest.raises(ValueError, match=r"fgram_model\.width=20"):
-        small_model(FgramModelConfig(width=20))
+        small_model(FGramModelConfig(width=20))
 
 
 def test_an_option_that_has_a_field_of_its_own_is_refused() -> None:

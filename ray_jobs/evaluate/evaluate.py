@@ -10,7 +10,7 @@ from ray_jobs.evaluate.worker import Evaluator, Unit, plan_units, read_answers, 
 from ray_jobs.runtime.cluster import connect
 from ray_jobs.runtime.progress import Progress
 from ray_jobs.runtime.tracking import log_manifest, stage_run
-from scone_core.artifacts.folders import claim, plan_fields, publish, read_receipt, write_receipt
+from scone_core.artifacts.folders import claim, publish, read_receipt, shared_fields, write_receipt
 from scone_core.artifacts.manifests import TokensManifest, load_manifest
 from scone_core.evaluation.scores import ALL_SOURCES, EvaluationManifest, TaskScore, TextScore
 from scone_core.evaluation.sources import read_sources
@@ -26,14 +26,14 @@ def run(config: EvaluateConfig) -> EvaluationManifest:
     if done := claim(EvaluationManifest, config.out, config, inputs):
         print(f"evaluate: {config.out} is up to date\n{table(done)}")
         return done
-    common = plan_fields(EvaluationManifest, config, inputs)
+    shared = shared_fields(EvaluationManifest, config, inputs)
     connect(config.cluster)
-    with stage_run(config, stage="evaluate", fingerprint=common["fingerprint"]):
+    with stage_run(config, stage="evaluate", fingerprint=shared["fingerprint"]):
         resolved = config.resolve()
         units = plan_units(resolved)
         _score_all(resolved, units)
         manifest = EvaluationManifest(
-            **common,
+            **shared,
             shards=(),
             vectors=config.vectors,
             text=_text(config, units),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ray_jobs.count.config import CountConfig
-from ray_jobs.count.count_fgrams import run
+from ray_jobs.count.fgram_count import run
 from scone_core.artifacts import storage
 from scone_core.artifacts.folders import RECEIPTS, publish
 from scone_core.artifacts.manifests import MANIFEST, ArtifactError, TokensManifest, load_manifest
@@ -407,7 +407,7 @@ def test_the_run_is_in_mlflow_with_its_plots(config: CountConfig) -> None:
         output_format="list",
     )
     assert found.data.metrics["num_fgrams"] == 1500
-    assert found.data.metrics["mean_match_len"] > 1 + found.data.metrics["hit_rate"] > 1
+    assert found.data.metrics["mean_match_length"] > 1 + found.data.metrics["hit_rate"] > 1
     client = mlflow.MlflowClient()
     names = {artifact.path for artifact in client.list_artifacts(found.info.run_id)}
     assert names >= {"rank_frequency.png", "coverage.png", "fgrams_per_n.png", "coverage.csv"}

@@ -5,10 +5,10 @@ from pydantic import Field, PositiveInt
 from ray_jobs.runtime.config import JobConfig
 from ray_jobs.runtime.tracking import log_manifest, stage_run
 from scone_core.artifacts.config import InputPath
-from scone_core.artifacts.folders import claim, plan_fields, publish
-from scone_core.artifacts.manifests import FgramsManifest
+from scone_core.artifacts.folders import claim, publish, shared_fields
+from scone_core.artifacts.manifests import FGramsManifest
 from scone_core.fgrams import growth
-from scone_core.fgrams.growth import Sources
+from scone_core.fgrams.growth import GrowthSources
 
 
 class GrowConfig(JobConfig):
@@ -25,19 +25,19 @@ class GrowConfig(JobConfig):
     """F-grams per Parquet file."""
 
 
-def run(config: GrowConfig) -> FgramsManifest:
+def run(config: GrowConfig) -> FGramsManifest:
     """Append the f-grams of a newer count to an f-gram set, whose ids stay."""
-    sources = Sources.open(config.fgrams, config.counted)
+    sources = GrowthSources.open(config.fgrams, config.counted)
     inputs = {"fgrams": sources.base.fingerprint, "counted": sources.counted.fingerprint}
-    if done := claim(FgramsManifest, config.out, config, inputs):
+    if done := claim(FGramsManifest, config.out, config, inputs):
         print(f"grow: {config.out} is up to date")
         return done
-    common = plan_fields(FgramsManifest, config, inputs)
-    with stage_run(config, stage="grow", fingerprint=common["fingerprint"]):
+    shared = shared_fields(FGramsManifest, config, inputs)
+    with stage_run(config, stage="grow", fingerprint=shared["fingerprint"]):
         fields = growth.grow(
             sources, config.out, num_new=config.num_new, rows_per_shard=config.rows_per_shard
         )
-        manifest = FgramsManifest.model_validate({**common, **fields})
+        manifest = FGramsManifest.model_validate({**shared, **fields})
         log_manifest(manifest)
     print(
         f"grow: generation {len(manifest.generations)}: "

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from ray_jobs.serve.export_model import ExportConfig, run
+from ray_jobs.serve.export import ExportConfig, run
 from scone_core.artifacts.manifests import ArtifactError
 from scone_core.model.scone_lm import SconeLM
 from scone_core.serving.transformers_model import load_served_model

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from ray_jobs.count import grow_fgrams
-from ray_jobs.count.grow_fgrams import GrowConfig
+from ray_jobs.count import fgram_grow
+from ray_jobs.count.fgram_grow import GrowConfig
 from ray_jobs.precompute.config import PrecomputeConfig
-from ray_jobs.precompute.precompute_embeddings import run
+from ray_jobs.precompute.precompute import run
 from ray_jobs.runtime.config import Cluster
 from scone_core.artifacts.manifests import (
     ArtifactError,
     EmbeddingsManifest,
-    FgramsManifest,
+    FGramsManifest,
     load_manifest,
 )
 from scone_core.evaluation.embed import embed_from_table, embed_on_the_fly
@@ -62,7 +62,7 @@ def config_for(inputs: Path, out: Path, **changes: object) -> PrecomputeConfig:
         checkpoint=str(inputs / "checkpoint"),
         fgrams=str(inputs / "fgrams"),
         out=str(out),
-        rows="fp32",
+        row_format="fp32",
         fgrams_per_block=400,
         fgrams_per_forest=300,
         rows_per_shard=600,
@@ -107,7 +107,7 @@ def test_a_table_row_is_the_output_of_the_f_gram_model(inputs: Path, table: Path
 
 
 def test_quantised_rows_are_off_by_their_rounding_alone(inputs: Path, tmp_path: Path) -> None:
-    manifest = run(config_for(inputs, tmp_path / "table", rows="int8"))
+    manifest = run(config_for(inputs, tmp_path / "table", row_format="int8"))
     assert (manifest.row_format, manifest.bytes_per_row) == ("int8", manifest.width + 4)
     check = check_table(
         str(tmp_path / "table"),
@@ -193,7 +193,7 @@ def test_a_grown_table_keeps_its_shards_and_adds_the_rows_of_new_f_grams(
     before, after = snapshot(table), snapshot(tmp_path / "table")
     shards = [name for name in before if name.endswith(".arrow")]
     assert {name: after[name] for name in shards} == {name: before[name] for name in shards}
-    assert manifest.num_rows == load_manifest(FgramsManifest, str(grown)).num_fgrams
+    assert manifest.num_rows == load_manifest(FGramsManifest, str(grown)).num_fgrams
     model, rows = SconeLM.load(config.checkpoint), EmbeddingTable.open(config.out)
     fgrams = read_fgrams(str(grown))
     for row in range(0, rows.num_rows, 97):
@@ -214,7 +214,7 @@ def test_only_a_table_of_an_earlier_generation_grows(
     grown = grow(inputs, tmp_path)
     config = config_for(inputs, tmp_path / "table", fgrams=str(grown), grow=str(table))
     with pytest.raises(ArtifactError, match="row_format: found 'fp32', expected 'int8'"):
-        run(config.replace(rows="int8"))
+        run(config.replace(row_format="int8"))
     with pytest.raises(ArtifactError, match="no earlier generation"):
         run(config.replace(fgrams=str(inputs / "fgrams")))
     assert not (tmp_path / "table").exists()
@@ -224,7 +224,7 @@ def grow(inputs: Path, folder: Path) -> Path:
     """The f-grams of `inputs` with those of another count behind them."""
     publish_fgrams(str(folder / "counted"), random_fgrams(per_length=150, seed=9))
     grown = folder / "grown"
-    grow_fgrams.run(
+    fgram_grow.run(
         GrowConfig(fgrams=str(inputs / "fgrams"), counted=str(folder / "counted"), out=str(grown))
     )
     return grown
@@ -248,7 +248,7 @@ def test_a_plain_baseline_is_refused(inputs: Path, tmp_path: Path) -> None:
 def test_the_output_of_another_configuration_is_refused_by_field(inputs: Path, table: Path) -> None:
     before = snapshot(table)
     with pytest.raises(ArtifactError, match="rows: 'fp32' there, 'fp16' here"):
-        run(config_for(inputs, table, rows="fp16"))
+        run(config_for(inputs, table, row_format="fp16"))
     assert snapshot(table) == before
 
 

@@ -8,22 +8,22 @@ import polars as pl
 
 from ray_jobs.count.config import ChunksConfig, CountConfig
 from ray_jobs.count.plan import fit_to_disk, load_chunks, make_plan
-from ray_jobs.count.report import _log
+from ray_jobs.count.report import log_count
 from ray_jobs.runtime.cluster import connect
 from ray_jobs.runtime.tracking import log_manifest, stage_run
 from ray_jobs.runtime.units import run_units
 from scone_core.artifacts import storage
 from scone_core.artifacts.folders import (
     claim,
-    plan_fields,
     publish,
     read_receipt,
     remove_receipt,
+    shared_fields,
     write_receipt,
 )
 from scone_core.artifacts.manifests import (
     ChunksManifest,
-    FgramsManifest,
+    FGramsManifest,
     Shard,
     TokensManifest,
     load_manifest,
@@ -34,7 +34,7 @@ from scone_core.counting.ranges import Cut
 from scone_core.counting.units import (
     Ranking,
     Receipt,
-    assemble_shard,
+    assemble_fgrams,
     map_chunk,
     plan_ranges,
     rank_ranges,
@@ -49,16 +49,16 @@ STARTED = "started"
 """Receipt that keeps `out` for its configuration while all other receipts lie in scratch."""
 
 
-def run(config: CountConfig) -> FgramsManifest:
+def run(config: CountConfig) -> FGramsManifest:
     """Count all n-grams of a tokenized corpus and keep the most frequent as f-grams."""
     tokens = load_manifest(TokensManifest, config.tokens)
     inputs = config.input_fingerprints(tokens)
-    common = plan_fields(FgramsManifest, config, inputs)
+    shared = shared_fields(FGramsManifest, config, inputs)
     scratch = storage.join(
-        config.scratch or storage.join(config.out, "_scratch"), common["fingerprint"][:16]
+        config.scratch or storage.join(config.out, "_scratch"), shared["fingerprint"][:16]
     )
     plan = make_plan(config, tokens, scratch)
-    if done := claim(FgramsManifest, config.out, config, inputs):
+    if done := claim(FGramsManifest, config.out, config, inputs):
         print(f"count: {config.out} is up to date")
         _remove_scratch(config, scratch)
         return done
@@ -66,8 +66,8 @@ def run(config: CountConfig) -> FgramsManifest:
         plan = _claim_chunks(config, config.keep_chunks, plan)
     plan = fit_to_disk(config, plan)
     connect(config.cluster)
-    with stage_run(config, stage="count", fingerprint=common["fingerprint"]):
-        manifest = _count(config, plan, common)
+    with stage_run(config, stage="count", fingerprint=shared["fingerprint"]):
+        manifest = _count(config, plan, shared)
         log_manifest(manifest)
     publish(config.out, manifest)
     _remove_scratch(config, scratch)
@@ -87,9 +87,9 @@ def _publish_chunks(config: CountConfig, folder: str, plan: CountPlan) -> None:
     receipts = [read_receipt(folder, name) or {} for name in plan.chunk_names(0)]
     tokens = plan.manifest
     fields = {"tokens": tokens.fingerprint}
-    common = plan_fields(ChunksManifest, ChunksConfig(max_n=config.max_n), fields)
+    shared = shared_fields(ChunksManifest, ChunksConfig(max_n=config.max_n), fields)
     manifest = ChunksManifest(
-        **common,
+        **shared,
         shards=tuple(Shard.model_validate(receipt["shard"]) for receipt in receipts),
         tokenizer_sha256=tokens.tokenizer_sha256,
         vocab_size=tokens.vocab_size,
@@ -99,7 +99,7 @@ def _publish_chunks(config: CountConfig, folder: str, plan: CountPlan) -> None:
     publish(folder, manifest)
 
 
-def _count(config: CountConfig, plan: CountPlan, common: dict[str, Any]) -> FgramsManifest:
+def _count(config: CountConfig, plan: CountPlan, shared: dict[str, Any]) -> FGramsManifest:
     started = time.monotonic()
     write_receipt(config.out, STARTED, {"scratch": plan.scratch})
     receipts = count_ranges(config, plan)
@@ -109,8 +109,8 @@ def _count(config: CountConfig, plan: CountPlan, common: dict[str, Any]) -> Fgra
     tokenizer = storage.read_bytes(storage.join(config.tokens, "tokenizer.json"))
     storage.write_bytes(storage.join(config.out, "tokenizer.json"), tokenizer)
     per_n = dict(ranking.runs.group_by("n").agg(pl.col("num").sum()).iter_rows())
-    manifest = FgramsManifest(
-        **common,
+    manifest = FGramsManifest(
+        **shared,
         shards=tuple(shards),
         index=index,
         tokenizer_sha256=plan.manifest.tokenizer_sha256,
@@ -123,7 +123,7 @@ def _count(config: CountConfig, plan: CountPlan, common: dict[str, Any]) -> Fgra
         num_included=ranking.num_included,
         num_tokens=plan.num_tokens,
     )
-    _log(config, manifest, ranking.runs, seconds=time.monotonic() - started)
+    log_count(config, manifest, ranking.runs, seconds=time.monotonic() - started)
     return manifest
 
 
@@ -195,7 +195,7 @@ def write_shards(
     names = [f"shard-{number:05d}" for number in range(num_shards)]
 
     def assemble(number: int) -> dict[str, Any]:
-        return assemble_shard(
+        return assemble_fgrams(
             plan,
             receipts,
             ranking,

@@ -12,7 +12,7 @@ from ray_jobs.runtime.config import JobConfig
 from ray_jobs.runtime.tracking import log_manifest, stage_run
 from scone_core.artifacts import storage
 from scone_core.artifacts.config import InputPath
-from scone_core.artifacts.folders import claim, plan_fields, publish
+from scone_core.artifacts.folders import claim, publish, shared_fields
 from scone_core.artifacts.manifests import (
     ArtifactError,
     CheckpointManifest,
@@ -59,11 +59,11 @@ def run(config: ExportConfig) -> ServedManifest:
     if done := claim(ServedManifest, config.out, config, inputs):
         print(f"export: {config.out} is up to date")
         return done
-    common = plan_fields(ServedManifest, config, inputs)
-    with stage_run(config, stage="export", fingerprint=common["fingerprint"]):
+    shared = shared_fields(ServedManifest, config, inputs)
+    with stage_run(config, stage="export", fingerprint=shared["fingerprint"]):
         files = [*_copy_model(config, checkpoint, section), *_copy_tokenizer(config)]
         manifest = ServedManifest(
-            **common,
+            **shared,
             shards=tuple(files),
             checkpoint_fingerprint=checkpoint.fingerprint,
             table_fingerprint=section.table_fingerprint if section else None,

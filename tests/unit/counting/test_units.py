@@ -21,7 +21,7 @@ from scone_core.counting.plan import (
 from scone_core.counting.units import (
     Ranking,
     Receipt,
-    assemble_shard,
+    assemble_fgrams,
     map_chunk,
     plan_ranges,
     rank_ranges,
@@ -72,7 +72,7 @@ ENGINES = {"one_scan": one_scan, "a_priori": a_priori}
 
 def read(plan: CountPlan, receipts: list[Receipt], ranking: Ranking, out: str, rows: int) -> NGrams:
     shards = [
-        assemble_shard(plan, receipts, ranking, out=out, rows_per_shard=rows, number=number)
+        assemble_fgrams(plan, receipts, ranking, out=out, rows_per_shard=rows, number=number)
         for number in range(-(-ranking.num_fgrams // rows))
     ]
     blocks = [ngrams_of(block) for block in iter_rows(out, shards)]

@@ -14,18 +14,18 @@ from ray_jobs.runtime.progress import Progress
 from ray_jobs.runtime.tracking import log_manifest, stage_run
 from ray_jobs.runtime.units import run_units, units_dataset
 from scone_core.artifacts import storage
-from scone_core.artifacts.folders import claim, plan_fields, publish, read_receipt
+from scone_core.artifacts.folders import claim, publish, read_receipt, shared_fields
 from scone_core.artifacts.manifests import (
     ArtifactError,
     CheckpointManifest,
     EmbeddingsManifest,
-    FgramsManifest,
+    FGramsManifest,
     Shard,
     load_manifest,
     require_equal,
 )
 from scone_core.artifacts.shards import map_shard
-from scone_core.table.build import BuildPlan, assemble_shard, sort_fgrams
+from scone_core.table.build import BuildPlan, assemble_rows, sort_fgrams
 from scone_core.table.embedding_table import EmbeddingTable
 from scone_core.table.row_formats import STORAGE, table_rows, width_of
 
@@ -44,13 +44,13 @@ def run(config: PrecomputeConfig) -> EmbeddingsManifest:
     if done := claim(EmbeddingsManifest, config.out, config, inputs):
         print(f"precompute: {config.out} is up to date")
         return done
-    common = plan_fields(EmbeddingsManifest, config, inputs)
+    shared = shared_fields(EmbeddingsManifest, config, inputs)
     connect(config.cluster)
-    with stage_run(config, stage="precompute", fingerprint=common["fingerprint"]):
+    with stage_run(config, stage="precompute", fingerprint=shared["fingerprint"]):
         shards = _take_over(config, fgrams, earlier)
         plan = _plan(config, fgrams, earlier)
         shards += _write_shards(config, plan)
-        manifest = _manifest(config, fgrams, checkpoint, shards, common)
+        manifest = _manifest(config, fgrams, checkpoint, shards, shared)
         storage.remove_folder(plan.block_folder)
         publish(config.out, manifest)
         _log(config, manifest)
@@ -58,13 +58,13 @@ def run(config: PrecomputeConfig) -> EmbeddingsManifest:
 
 
 def _plan(
-    config: PrecomputeConfig, fgrams: FgramsManifest, earlier: EmbeddingsManifest | None
+    config: PrecomputeConfig, fgrams: FGramsManifest, earlier: EmbeddingsManifest | None
 ) -> BuildPlan:
     return BuildPlan(
         checkpoint=config.checkpoint,
         fgrams=config.fgrams,
         out=config.out,
-        rows=config.rows,
+        row_format=config.row_format,
         first_id=earlier.num_rows if earlier else 0,
         last_id=fgrams.num_fgrams,
         num_shards_before=len(earlier.shards) if earlier else 0,
@@ -76,21 +76,21 @@ def _plan(
 
 def _load_inputs(
     config: PrecomputeConfig,
-) -> tuple[CheckpointManifest, FgramsManifest, EmbeddingsManifest | None]:
+) -> tuple[CheckpointManifest, FGramsManifest, EmbeddingsManifest | None]:
     """Of the checkpoint, the f-grams and the table that grows, which belong together."""
     checkpoint = load_manifest(CheckpointManifest, config.checkpoint)
     if checkpoint.fgrams_fingerprint is None:
         raise ArtifactError(
             f"checkpoint={config.checkpoint!r}: a plain baseline has no f-gram model to precompute"
         )
-    fgrams = load_manifest(FgramsManifest, config.fgrams)
+    fgrams = load_manifest(FGramsManifest, config.fgrams)
     checkpoint.require_fgrams(fgrams, f"fgrams={config.fgrams!r}")
     if config.grow is None:
         return checkpoint, fgrams, None
     earlier = load_manifest(EmbeddingsManifest, config.grow)
     for field, found, expected in (
         ("checkpoint_fingerprint", earlier.checkpoint_fingerprint, checkpoint.fingerprint),
-        ("row_format", earlier.row_format, config.rows),
+        ("row_format", earlier.row_format, config.row_format),
     ):
         remedy = "grow a table of the same checkpoint and format, or leave grow away"
         require_equal(f"grow={config.grow!r}: {field}", found, expected, remedy)
@@ -103,7 +103,7 @@ def _load_inputs(
 
 
 def _take_over(
-    config: PrecomputeConfig, fgrams: FgramsManifest, earlier: EmbeddingsManifest | None
+    config: PrecomputeConfig, fgrams: FGramsManifest, earlier: EmbeddingsManifest | None
 ) -> tuple[Shard, ...]:
     """The shards of the table that grows, which are now in `out`, too; and the ranks."""
     copies = []
@@ -130,7 +130,7 @@ def _write_shards(config: PrecomputeConfig, plan: BuildPlan) -> tuple[Shard, ...
     receipts = run_units(
         "precompute: assemble",
         plan.shard_names,
-        lambda number: assemble_shard(plan, blocks, number).model_dump(),
+        lambda number: assemble_rows(plan, blocks, number).model_dump(),
         folder=plan.out,
     )
     return tuple(Shard.model_validate(receipt) for receipt in receipts)
@@ -169,15 +169,15 @@ def _write_blocks(config: PrecomputeConfig, plan: BuildPlan, sorted_fgrams: Shar
 
 def _manifest(
     config: PrecomputeConfig,
-    fgrams: FgramsManifest,
+    fgrams: FGramsManifest,
     checkpoint: CheckpointManifest,
     shards: tuple[Shard, ...],
-    common: dict[str, Any],
+    shared: dict[str, Any],
 ) -> EmbeddingsManifest:
     rows_ND = table_rows(map_shard(config.out, shards[0]))
-    width = width_of(rows_ND, config.rows)
+    width = width_of(rows_ND, config.row_format)
     return EmbeddingsManifest(
-        **common,
+        **shared,
         shards=shards,
         fgrams_fingerprint=fgrams.fingerprint,
         checkpoint_fingerprint=checkpoint.fingerprint,
@@ -185,9 +185,9 @@ def _manifest(
         max_n=fgrams.max_n,
         num_rows=fgrams.num_fgrams,
         width=width,
-        row_format=config.rows,
+        row_format=config.row_format,
         ranks=fgrams.ranks,
-        bytes_per_row=STORAGE[config.rows].num_bytes(width),
+        bytes_per_row=STORAGE[config.row_format].num_bytes(width),
     )
 
 

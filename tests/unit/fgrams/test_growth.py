@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ray_jobs.count import grow_fgrams
-from ray_jobs.count.grow_fgrams import GrowConfig
-from scone_core.artifacts.manifests import ArtifactError, FgramsManifest
+from ray_jobs.count import fgram_grow
+from ray_jobs.count.fgram_grow import GrowConfig
+from scone_core.artifacts.manifests import ArtifactError, FGramsManifest
 from scone_core.fgrams.fgram_shards import read_fgrams
 from scone_core.fgrams.index import FGramIndex
 from scone_core.fgrams.ranks import map_ranks
@@ -31,9 +31,9 @@ def count(folder: Path, documents: list[list[int]], **options: int) -> Path:
     return folder
 
 
-def grow(out: Path, fgrams: Path, counted: Path, **options: int) -> FgramsManifest:
+def grow(out: Path, fgrams: Path, counted: Path, **options: int) -> FGramsManifest:
     config = GrowConfig(fgrams=str(fgrams), counted=str(counted), out=str(out))
-    return grow_fgrams.run(config.replace(**{"rows_per_shard": 50} | options))
+    return fgram_grow.run(config.replace(**{"rows_per_shard": 50} | options))
 
 
 @pytest.fixture(scope="module")

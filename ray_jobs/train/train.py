@@ -23,10 +23,10 @@ from ray_jobs.train.reports import TrainingLog, follow_reports
 from ray_jobs.train.resume import find_resume_point
 from ray_jobs.train.start import main_model_config, training_batches
 from ray_jobs.train.worker import train_worker
-from scone_core.artifacts.folders import claim, plan_fields, publish, read_receipt
+from scone_core.artifacts.folders import claim, publish, read_receipt, shared_fields
 from scone_core.artifacts.manifests import (
     CheckpointManifest,
-    FgramsManifest,
+    FGramsManifest,
     TokensManifest,
     load_manifest,
     require_equal,
@@ -56,14 +56,14 @@ def run(config: TrainConfig) -> CheckpointManifest | None:
     if done := claim(CheckpointManifest, config.out, config, inputs):
         print(f"train: {config.out} is up to date")
         return done
-    common = plan_fields(CheckpointManifest, config, inputs)
+    shared = shared_fields(CheckpointManifest, config, inputs)
     connect(config.cluster)
-    with stage_run(config, stage="train", fingerprint=common["fingerprint"]):
+    with stage_run(config, stage="train", fingerprint=shared["fingerprint"]):
         log_config(config)
         if read_receipt(config.out, EXPORT) is None:
             print("\n".join(plan(config).lines()), flush=True)
-            _train(config, common["fingerprint"])
-        manifest = checkpoint_manifest(config, common)
+            _train(config, shared["fingerprint"])
+        manifest = checkpoint_manifest(config, shared)
         log_manifest(manifest)
         register_model(config, manifest)
         return publish(config.out, manifest)
@@ -74,12 +74,12 @@ def check_inputs(config: TrainConfig) -> dict[str, str]:
     split_step(0, config.global_batch, config.micro_batch, 0, config.num_workers)
     config.local_resume_folder()
     tokens = load_manifest(TokensManifest, config.train_tokens)
-    found: dict[str, TokensManifest | FgramsManifest] = {
+    found: dict[str, TokensManifest | FGramsManifest] = {
         "train_tokens": tokens,
         "validation_tokens": load_manifest(TokensManifest, config.validation_tokens),
     }
     if config.fgrams:
-        found["fgrams"] = load_manifest(FgramsManifest, config.fgrams)
+        found["fgrams"] = load_manifest(FGramsManifest, config.fgrams)
     for name, manifest in found.items():
         require_equal(
             f"{name}: tokenizer_sha256",
@@ -201,12 +201,12 @@ def worker_environment(config: TrainConfig) -> dict[str, str]:
     return QUIET | dict.fromkeys(names, config.network_interface or "")
 
 
-def checkpoint_manifest(config: TrainConfig, common: dict[str, Any]) -> CheckpointManifest:
+def checkpoint_manifest(config: TrainConfig, shared: dict[str, Any]) -> CheckpointManifest:
     """What the exported model is."""
     tokens = load_manifest(TokensManifest, config.train_tokens)
-    fgrams = load_manifest(FgramsManifest, config.fgrams) if config.fgrams else None
+    fgrams = load_manifest(FGramsManifest, config.fgrams) if config.fgrams else None
     return CheckpointManifest(
-        **common,
+        **shared,
         shards=tuple(_exported(config)["shards"]),
         step=config.steps,
         tokens_seen=config.steps * config.global_batch * config.sequence_length,
