@@ -8,15 +8,13 @@ from scone_core.artifacts import storage
 from scone_core.artifacts.config import StageConfig, fingerprint
 from scone_core.artifacts.manifests import (
     MANIFEST,
+    PLAN,
     AnyManifest,
     ArtifactError,
     Manifest,
     _read_json,
     load_manifest,
 )
-
-PLAN = "plan.json"
-
 
 RECEIPTS = "_receipts"
 

@@ -9,9 +9,10 @@ from pydantic import ValidationError
 
 from scone_core.artifacts import storage
 from scone_core.artifacts.config import Frozen
-from scone_core.artifacts.folders import PLAN
 
 MANIFEST = "manifest.json"
+PLAN = "plan.json"
+"""What an unfinished folder is going to be."""
 
 RowFormat = Literal["bf16", "fp16", "fp32", "int8", "fp8"]
 """Of the rows of embeddings/v1; int8 and fp8 (e4m3) carry one float32 scale per row."""
