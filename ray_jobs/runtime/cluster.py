@@ -7,6 +7,7 @@ import ray
 import ray.data
 
 from ray_jobs.runtime.config import Cluster
+from scone_core.machine.sorting import sorting_environment
 
 
 def connect(cluster: Cluster) -> None:
@@ -18,9 +19,12 @@ def connect(cluster: Cluster) -> None:
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     if ray.is_initialized():
         return
+    environment = sorting_environment()
     if os.environ.get("RAY_ADDRESS"):
-        ray.init(logging_level=logging.WARNING)
+        runtime_env = {"env_vars": environment} if environment else None
+        ray.init(logging_level=logging.WARNING, runtime_env=runtime_env)
         return
+    os.environ.update(environment)  # the local Ray inherits it
     ray.init(
         address="local",
         num_cpus=cluster.num_cpus,
