@@ -1,19 +1,21 @@
-"""What every stage shares: its Ray and MLflow options, the connection to Ray, the command line."""
+"""Units of work -> receipts: units run as tasks of Ray Data."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import ray
 import ray.data
 
 from ray_jobs.runtime.progress import Progress
-from scone_core.artifacts.folders import read_receipt, write_receipt
+from scone_core.artifacts.config import Frozen
+from scone_core.artifacts.units import R, read_receipt, read_receipts, write_receipt
 
 
 def units_dataset(numbers: Sequence[int]) -> ray.data.Dataset:
-    """One row `number`, and so one task, for every unit of work. Ray Data shares the cluster out
-    among the operators of a pipeline; with one operator that left a CPU of two idle.
+    """A data set with one row `number`, and so one task, for every unit of work.
+
+    Ray Data divides the cluster among the operators of a pipeline; with one operator that left a
+    CPU of two idle, so the division is switched off.
     """
     rows = [{"number": number} for number in numbers]
     units = ray.data.from_items(rows, override_num_blocks=len(rows))
@@ -22,56 +24,44 @@ def units_dataset(numbers: Sequence[int]) -> ray.data.Dataset:
 
 
 def run_units(
-    stage: str,
+    title: str,
     names: Sequence[str],
-    task: Callable[[int], dict[str, Any]],
+    unit: Callable[[int], R],
     *,
+    kind: type[R],
     folder: str,
     memory_bytes: int = 0,
-) -> list[dict[str, Any]]:
-    """Run `task(number)` as one Ray Data task for every unit of work that has no receipt in
-    `folder`.
-
-    Args:
-        names: of the receipts, by number.
-        task: gives the content of the receipt, which is written where the task runs.
-        memory_bytes: what Ray reserves for each task.
-
-    Returns:
-        The receipts of all units in the order of `names`.
+) -> list[R]:
+    """A `scone_core.artifacts.units.DoUnits`: every unit is one Ray Data task, which writes its own
+    receipt. Ray reserves `memory_bytes` for each task.
 
     Raises:
+        ArtifactError: a unit left no receipt.
         ValueError: no node of the cluster can hold a task.
     """
-    todo = [i for i, name in enumerate(names) if read_receipt(folder, name) is None]
+    todo = [i for i, name in enumerate(names) if read_receipt(folder, name, kind) is None]
     if todo:
-        _require_node(stage, memory_bytes)
-        units = units_dataset(todo)
-        do_unit = partial(_run_unit, names=names, task=task, folder=folder)
-        done = units.map(do_unit, num_cpus=1, memory=memory_bytes)
-        progress = Progress(stage, unit="units", total=len(names), done=len(names) - len(todo))
+        _require_node(title, memory_bytes)
+        do_unit = partial(_run_unit, names=names, unit=unit, folder=folder)
+        done = units_dataset(todo).map(do_unit, num_cpus=1, memory=memory_bytes)
+        progress = Progress(title, unit="units", total=len(names), done=len(names) - len(todo))
         for _ in done.iter_rows():
             progress.advance()
-    receipts = [read_receipt(folder, name) for name in names]
-    return [receipt for receipt in receipts if receipt is not None]
+    return read_receipts(title, names, kind=kind, folder=folder)
 
 
 def _run_unit(
-    row: dict[str, int],
-    *,
-    names: Sequence[str],
-    task: Callable[[int], dict[str, Any]],
-    folder: str,
+    row: dict[str, int], *, names: Sequence[str], unit: Callable[[int], Frozen], folder: str
 ) -> dict[str, int]:
-    write_receipt(folder, names[row["number"]], task(row["number"]))
+    write_receipt(folder, names[row["number"]], unit(row["number"]))
     return row
 
 
-def _require_node(stage: str, memory_bytes: int) -> None:
-    """A task that fits no node would wait for ever."""
+def _require_node(title: str, memory_bytes: int) -> None:
+    """Refuse a task that fits no node: it would wait for ever."""
     most = max(node["Resources"].get("memory", 0) for node in ray.nodes() if node["Alive"])
     if memory_bytes > most:
         raise ValueError(
-            f"{stage}: a task needs {memory_bytes >> 20} MiB, the largest node offers Ray "
+            f"{title}: a task needs {memory_bytes >> 20} MiB, the largest node offers Ray "
             f"{int(most) >> 20}; lower memory_mb or add memory"
         )

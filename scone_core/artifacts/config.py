@@ -27,6 +27,10 @@ called.
 """
 OutputPath = Annotated[str, Role("output")]
 """The folder or URI that a stage writes."""
+OptionalInputPath = Annotated[str | None, Role("input")]
+"""The same of a stage that can do without this input."""
+OptionalOutputPath = Annotated[str | None, Role("output")]
+"""The same where the stage has a default."""
 Resource = Annotated[T, Role("resource")]
 """`Resource[int]`: how a stage runs (CPUs, memory, tracking); never changes what it writes."""
 

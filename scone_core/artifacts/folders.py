@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from scone_core.artifacts import storage
 from scone_core.artifacts.config import StageConfig, fingerprint
@@ -61,9 +61,17 @@ def publish(folder: str, manifest: AnyManifest) -> AnyManifest:
     return manifest
 
 
+class SharedFields(TypedDict):
+    """The fields that all manifests share."""
+
+    fingerprint: str
+    config: dict[str, Any]
+    inputs: dict[str, str]
+
+
 def shared_fields(
     kind: type[Manifest], config: StageConfig, inputs: Mapping[str, str]
-) -> dict[str, Any]:
+) -> SharedFields:
     """The fields that every manifest shares, for `kind(**shared_fields(...), ...)`."""
     fields = config.semantic_fields()
     return {

@@ -68,6 +68,18 @@ def is_empty_folder(path: str) -> bool:
     return all(fnmatch(entry.base_name, _temporary_name("*", "*")) for entry in entries)
 
 
+def list_files(folder: str) -> list[str]:
+    """The sorted names of the files in `folder`, without what killed writers left; empty when there
+    is no such folder.
+    """
+    filesystem, inner = resolve(folder)
+    if filesystem.get_file_info(inner).type != pafs.FileType.Directory:
+        return []
+    entries = filesystem.get_file_info(pafs.FileSelector(inner))
+    names = [entry.base_name for entry in entries if entry.type == pafs.FileType.File]
+    return sorted(name for name in names if not fnmatch(name, _temporary_name("*", "*")))
+
+
 def free_bytes(path: str) -> int | None:
     """Free space where the local folder `path` is, or will be; None for a remote one."""
     if not is_local(path):
