@@ -17,9 +17,8 @@ from pipelines.recipes import Recipe, quickstart
 from ray_jobs.count import fgram_count, fgram_grow
 from ray_jobs.count.fgram_grow import GrowConfig
 from ray_jobs.evaluate import evaluate
-from ray_jobs.precompute import precompute
-from ray_jobs.precompute.convert_table import Convert, convert
-from ray_jobs.precompute.table_tools import Verify, verify
+from ray_jobs.precompute import convert_table, precompute, verify_table
+from ray_jobs.precompute.config import ConvertConfig, VerifyConfig
 from ray_jobs.train import train
 from scone_core.artifacts.manifests import EmbeddingsManifest, RowFormat, load_manifest
 from scone_core.evaluation.scores import ALL_SOURCES, TextScore
@@ -46,13 +45,16 @@ def measure_formats(recipe: Recipe, out: str) -> Metrics:
     for rows in FORMATS:
         table = f"{out}/table-{rows}"
         if rows != "fp32":
-            convert(Convert(table=exact, row_format=rows, out=table, cluster=recipe.table.cluster))
+            config = ConvertConfig(
+                table=exact, row_format=rows, out=table, cluster=recipe.table.cluster
+            )
+            convert_table.run(config)
         score = evaluated(recipe, f"{out}/evaluation-{rows}", table=table)
         metrics[f"perplexity_{rows}"] = score.perplexity
         if rows != "fp32":
             metrics[f"{rows}_perplexity_change"] = score.perplexity / metrics["perplexity_fp32"] - 1
-        check = verify(
-            Verify(
+        check = verify_table.run(
+            VerifyConfig(
                 table=table,
                 checkpoint=recipe.table.checkpoint,
                 fgrams=recipe.table.fgrams,

@@ -1,11 +1,14 @@
 """fgrams/v1 + a newer count -> fgrams/v1: the next generation of an f-gram set."""
 
+from functools import partial
+
 from pydantic import Field, PositiveInt
 
 from ray_jobs.runtime.config import JobConfig
-from ray_jobs.runtime.tracking import log_manifest, stage_run
+from ray_jobs.runtime.stage import run_stage
+from ray_jobs.runtime.tracking import RunLog
 from scone_core.artifacts.config import InputPath
-from scone_core.artifacts.folders import claim, publish, shared_fields
+from scone_core.artifacts.folders import SharedFields
 from scone_core.artifacts.manifests import FGramsManifest
 from scone_core.fgrams import growth
 from scone_core.fgrams.growth import GrowthSources
@@ -29,19 +32,19 @@ def run(config: GrowConfig) -> FGramsManifest:
     """Append the f-grams of a newer count to an f-gram set, whose ids stay."""
     sources = GrowthSources.open(config.fgrams, config.counted)
     inputs = {"fgrams": sources.base.fingerprint, "counted": sources.counted.fingerprint}
-    if done := claim(FGramsManifest, config.out, config, inputs):
-        print(f"grow: {config.out} is up to date")
-        return done
-    shared = shared_fields(FGramsManifest, config, inputs)
-    with stage_run(config, stage="grow", fingerprint=shared["fingerprint"]):
-        fields = growth.grow(
-            sources, config.out, num_new=config.num_new, rows_per_shard=config.rows_per_shard
-        )
-        manifest = FGramsManifest.model_validate({**shared, **fields})
-        log_manifest(manifest)
-    print(
-        f"grow: generation {len(manifest.generations)}: "
-        f"{manifest.num_fgrams - sources.base.num_fgrams:,} f-grams behind the "
-        f"{sources.base.num_fgrams:,} of {config.fgrams}"
+    return run_stage(FGramsManifest, config, inputs, partial(_grow, config, sources), stage="grow")
+
+
+def _grow(
+    config: GrowConfig, sources: GrowthSources, shared: SharedFields, log: RunLog
+) -> FGramsManifest:
+    fields = growth.grow(
+        sources, config.out, num_new=config.num_new, rows_per_shard=config.rows_per_shard
     )
-    return publish(config.out, manifest)
+    manifest = FGramsManifest.model_validate({**shared, **fields})
+    num_before = sources.base.num_fgrams
+    print(
+        f"grow: generation {len(manifest.generations)}: {manifest.num_fgrams - num_before:,} "
+        f"f-grams behind the {num_before:,} of {config.fgrams}"
+    )
+    return manifest

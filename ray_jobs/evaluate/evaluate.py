@@ -1,19 +1,23 @@
 """a model + tokens/v1, task files -> evaluation/v1: score held-out text and zero-shot tasks."""
 
-import mlflow
+from functools import partial
+
 import ray
 from ray.util import ActorPool
 
 from ray_jobs.evaluate.config import EvaluateConfig, check_inputs
 from ray_jobs.evaluate.report import metrics, table
-from ray_jobs.evaluate.worker import Evaluator, Unit, plan_units, read_answers, read_text
+from ray_jobs.evaluate.worker import Evaluator, TaskReceipt, TextReceipt, Unit, plan_units
 from ray_jobs.runtime.cluster import connect
 from ray_jobs.runtime.progress import Progress
-from ray_jobs.runtime.tracking import log_manifest, stage_run
-from scone_core.artifacts.folders import claim, publish, read_receipt, shared_fields, write_receipt
+from ray_jobs.runtime.stage import run_stage
+from ray_jobs.runtime.tracking import RunLog
+from scone_core.artifacts.folders import SharedFields
 from scone_core.artifacts.manifests import TokensManifest, load_manifest
+from scone_core.artifacts.units import read_receipt, read_receipts, write_receipt
 from scone_core.evaluation.scores import ALL_SOURCES, EvaluationManifest, TaskScore, TextScore
 from scone_core.evaluation.sources import read_sources
+from scone_core.evaluation.sums import DocumentSums
 from scone_core.evaluation.text import text_scores
 from scone_core.evaluation.zero_shot import task_score
 
@@ -23,51 +27,51 @@ def run(config: EvaluateConfig) -> EvaluationManifest:
     with 95 % intervals.
     """
     inputs = check_inputs(config)
-    if done := claim(EvaluationManifest, config.out, config, inputs):
-        print(f"evaluate: {config.out} is up to date\n{table(done)}")
-        return done
-    shared = shared_fields(EvaluationManifest, config, inputs)
+    build = partial(_evaluate, config)
+    manifest = run_stage(EvaluationManifest, config, inputs, build, stage="evaluate")
+    print(table(manifest))
+    return manifest
+
+
+def _evaluate(config: EvaluateConfig, shared: SharedFields, log: RunLog) -> EvaluationManifest:
     connect(config.cluster)
-    with stage_run(config, stage="evaluate", fingerprint=shared["fingerprint"]):
-        resolved = config.resolve()
-        units = plan_units(resolved)
-        _score_all(resolved, units)
-        manifest = EvaluationManifest(
-            **shared,
-            shards=(),
-            vectors=config.vectors,
-            text=_text(config, units),
-            tasks=_tasks(config, units),
-        )
-        mlflow.log_metrics(metrics(manifest))
-        mlflow.log_text(table(manifest), "figures.txt")
-        log_manifest(manifest)
-        print(table(manifest))
-        return publish(config.out, manifest)
+    resolved = config.resolve()
+    units = plan_units(resolved)
+    _score_all(resolved, units)
+    manifest = EvaluationManifest(
+        **shared,
+        shards=(),
+        vectors=config.vectors,
+        text=_text(config, units),
+        tasks=_tasks(config, units),
+    )
+    log.log_metrics(metrics(manifest))
+    log.log_text(table(manifest), "figures.txt")
+    return manifest
 
 
 def _score_all(config: EvaluateConfig, units: list[Unit]) -> None:
-    """Give every unit its receipt; those that have one are not scored again."""
-    todo = [unit for unit in units if read_receipt(config.out, unit.name) is None]
+    """Give every unit its receipt; a unit that has one is not scored again."""
+    todo = [unit for unit in units if read_receipt(config.out, unit.name, _kind(unit)) is None]
     progress = Progress("evaluate", unit="units", total=len(units), done=len(units) - len(todo))
     num_actors = config.num_actors or int(ray.cluster_resources().get("CPU", 1))
     actor = ray.remote(num_cpus=1)(Evaluator)
-    settings = config.model_dump(mode="json")
-    pool = ActorPool([actor.remote(settings) for _ in range(min(num_actors, len(todo)))])
-    for name, content in pool.map_unordered(lambda actor, unit: actor.score.remote(unit), todo):
-        write_receipt(config.out, name, content)
+    pool = ActorPool([actor.remote(config) for _ in range(min(num_actors, len(todo)))])
+    for name, receipt in pool.map_unordered(lambda actor, unit: actor.score.remote(unit), todo):
+        write_receipt(config.out, name, receipt)
         progress.advance()
 
 
-def _receipts(config: EvaluateConfig, units: list[Unit], task: str | None) -> list[dict]:
-    found = [read_receipt(config.out, unit.name) for unit in units if unit.task == task]
-    return [receipt for receipt in found if receipt is not None]
+def _kind(unit: Unit) -> type[TextReceipt] | type[TaskReceipt]:
+    return TextReceipt if unit.task is None else TaskReceipt
 
 
 def _text(config: EvaluateConfig, units: list[Unit]) -> dict[str, TextScore]:
     if config.tokens is None:
         return {}
-    sums = read_text(_receipts(config, units, None))
+    names = [unit.name for unit in units if unit.task is None]
+    receipts = read_receipts("evaluate: text", names, kind=TextReceipt, folder=config.out)
+    sums = DocumentSums.join(receipt.sums() for receipt in receipts)
     scores = text_scores(sums, read_sources(config.tokens))
     tokens = load_manifest(TokensManifest, config.tokens)
     num_scored = tokens.num_tokens if tokens.num_targets is None else tokens.num_targets
@@ -77,4 +81,10 @@ def _text(config: EvaluateConfig, units: list[Unit]) -> dict[str, TextScore]:
 
 def _tasks(config: EvaluateConfig, units: list[Unit]) -> dict[str, TaskScore]:
     tasks = dict.fromkeys(unit.task for unit in units if unit.task is not None)
-    return {task: task_score(read_answers(_receipts(config, units, task))) for task in tasks}
+    return {task: _task(config, units, task) for task in tasks}
+
+
+def _task(config: EvaluateConfig, units: list[Unit], task: str) -> TaskScore:
+    names = [unit.name for unit in units if unit.task == task]
+    receipts = read_receipts(f"evaluate: {task}", names, kind=TaskReceipt, folder=config.out)
+    return task_score([answer for receipt in receipts for answer in receipt.answers])

@@ -1,6 +1,5 @@
 """evaluation/v1 -> a table for people, metrics for MLflow."""
 
-from ray_jobs.runtime.tracking import metric_name
 from scone_core.evaluation.scores import (
     ALL_SOURCES,
     EvaluationManifest,
@@ -36,12 +35,12 @@ def metrics(manifest: EvaluationManifest) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for source, score in manifest.text.items():
-        end = "" if source == ALL_SOURCES else f"/{metric_name(source)}"
+        end = "" if source == ALL_SOURCES else f"/{source}"
         found |= {f"{name}{end}": getattr(score, name) for name in TEXT_METRICS}
         found |= _ends("perplexity", end, score.perplexity_interval)
         found |= _ends("bits_per_byte", end, score.bits_per_byte_interval)
     for task, score in manifest.tasks.items():
-        end = f"/{metric_name(task)}"
+        end = f"/{task}"
         found |= {
             f"accuracy{end}": score.accuracy,
             f"answer_bits_per_byte{end}": score.bits_per_byte,

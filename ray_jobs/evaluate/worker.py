@@ -7,7 +7,7 @@ the configuration, because they decide the batches and so the last bits of every
 from collections.abc import Callable
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 import numpy as np
 import torch
@@ -48,6 +48,29 @@ class Unit(Frozen):
     """Window or question."""
     last: int
     """The one behind the last."""
+
+
+class TextReceipt(Frozen):
+    """The sums of a range of windows, one entry per document (see DocumentSums)."""
+
+    document_N: list[int]
+    loss_N: list[float]
+    tokens_N: list[float]
+    hits_N: list[float]
+    match_len_N: list[float]
+
+    @classmethod
+    def of(cls, sums: DocumentSums) -> Self:
+        return cls(**{name: column.tolist() for name, column in sums._asdict().items()})
+
+    def sums(self) -> DocumentSums:
+        return DocumentSums(*(np.array(getattr(self, name)) for name in DocumentSums._fields))
+
+
+class TaskReceipt(Frozen):
+    """The answers to a range of questions."""
+
+    answers: tuple[Answer, ...]
 
 
 def plan_units(config: EvaluateConfig) -> list[Unit]:
@@ -93,19 +116,19 @@ def _questions(config: EvaluateConfig, task: str) -> list[Question]:
 class Evaluator:
     """A Ray actor that holds the model. It has one thread, so that no sum depends on threads."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
-        """`settings`: a resolved EvaluateConfig as JSON."""
+    def __init__(self, config: EvaluateConfig) -> None:
+        """`config` is resolved."""
         torch.set_num_threads(1)
-        self._config = EvaluateConfig.model_validate(settings)
+        self._config = config
         self._model = _load_model(self._config)
         self._embed = _embed(self._config, self._model)
 
-    def score(self, unit: Unit) -> tuple[str, dict[str, Any]]:
-        """The name and the content of the receipt."""
-        content = self._score_text(unit) if unit.task is None else self._answer(unit, unit.task)
-        return unit.name, content
+    def score(self, unit: Unit) -> tuple[str, TextReceipt | TaskReceipt]:
+        """The name of the receipt, and the receipt."""
+        receipt = self._score_text(unit) if unit.task is None else self._answer(unit, unit.task)
+        return unit.name, receipt
 
-    def _score_text(self, unit: Unit) -> dict[str, list[float]]:
+    def _score_text(self, unit: Unit) -> TextReceipt:
         assert self._config.tokens is not None, "text is asked for"
         length = _length(self._config)
         sums = evaluate_documents(
@@ -117,9 +140,9 @@ class Evaluator:
             batch_size=max(1, BATCH_TOKENS // length),
             attention_span=_attention_span(self._config),
         )
-        return {name: column.tolist() for name, column in sums._asdict().items()}
+        return TextReceipt.of(sums)
 
-    def _answer(self, unit: Unit, task: str) -> dict[str, list[dict[str, Any]]]:
+    def _answer(self, unit: Unit, task: str) -> TaskReceipt:
         answers = answer_questions(
             _questions(self._config, task)[unit.first : unit.last],
             main_model=self._model.main_model,
@@ -128,25 +151,12 @@ class Evaluator:
             start_id=_start_id(self._model.main_model.config),
             max_length=_length(self._config),
         )
-        return {"answers": [answer.model_dump() for answer in answers]}
+        return TaskReceipt(answers=tuple(answers))
 
     @cached_property
     def _encode(self) -> Callable[[str], np.ndarray]:
         path = storage.join(self._config.model_folder, "tokenizer.json")
         return Tokenizer(storage.local_copy(path)).encode
-
-
-def read_text(contents: list[dict[str, Any]]) -> DocumentSums:
-    """The sums in the receipts of the text."""
-    return DocumentSums.join(
-        DocumentSums(*(np.array(content[name]) for name in DocumentSums._fields))
-        for content in contents
-    )
-
-
-def read_answers(contents: list[dict[str, Any]]) -> list[Answer]:
-    """The answers in the receipts of a task."""
-    return [Answer.model_validate(answer) for content in contents for answer in content["answers"]]
 
 
 def _load_model(config: EvaluateConfig) -> SconeLM:

@@ -1,9 +1,8 @@
 """checkpoint/v1 + fgrams/v1 -> embeddings/v1: the f-gram model's output for every f-gram."""
 
-from typing import Any
+from functools import partial
 
 import matplotlib.figure
-import mlflow
 import numpy as np
 import ray
 
@@ -11,10 +10,11 @@ from ray_jobs.precompute.config import PrecomputeConfig
 from ray_jobs.precompute.worker import BlockActor
 from ray_jobs.runtime.cluster import connect
 from ray_jobs.runtime.progress import Progress
-from ray_jobs.runtime.tracking import log_manifest, stage_run
+from ray_jobs.runtime.stage import run_stage
+from ray_jobs.runtime.tracking import RunLog
 from ray_jobs.runtime.units import run_units, units_dataset
 from scone_core.artifacts import storage
-from scone_core.artifacts.folders import claim, publish, read_receipt, shared_fields
+from scone_core.artifacts.folders import SharedFields
 from scone_core.artifacts.manifests import (
     ArtifactError,
     CheckpointManifest,
@@ -25,6 +25,7 @@ from scone_core.artifacts.manifests import (
     require_equal,
 )
 from scone_core.artifacts.shards import map_shard
+from scone_core.artifacts.units import read_receipt, read_receipts
 from scone_core.table.build import BuildPlan, assemble_rows, sort_fgrams
 from scone_core.table.embedding_table import EmbeddingTable
 from scone_core.table.row_formats import STORAGE, table_rows, width_of
@@ -41,19 +42,25 @@ def run(config: PrecomputeConfig) -> EmbeddingsManifest:
     inputs = {"checkpoint": checkpoint.fingerprint, "fgrams": fgrams.fingerprint}
     if earlier is not None:
         inputs["grow"] = earlier.fingerprint
-    if done := claim(EmbeddingsManifest, config.out, config, inputs):
-        print(f"precompute: {config.out} is up to date")
-        return done
-    shared = shared_fields(EmbeddingsManifest, config, inputs)
+    build = partial(_precompute, config, checkpoint, fgrams, earlier)
+    return run_stage(EmbeddingsManifest, config, inputs, build, stage="precompute")
+
+
+def _precompute(
+    config: PrecomputeConfig,
+    checkpoint: CheckpointManifest,
+    fgrams: FGramsManifest,
+    earlier: EmbeddingsManifest | None,
+    shared: SharedFields,
+    log: RunLog,
+) -> EmbeddingsManifest:
     connect(config.cluster)
-    with stage_run(config, stage="precompute", fingerprint=shared["fingerprint"]):
-        shards = _take_over(config, fgrams, earlier)
-        plan = _plan(config, fgrams, earlier)
-        shards += _write_shards(config, plan)
-        manifest = _manifest(config, fgrams, checkpoint, shards, shared)
-        storage.remove_folder(plan.block_folder)
-        publish(config.out, manifest)
-        _log(config, manifest)
+    shards = _take_over(config, fgrams, earlier)
+    plan = _plan(config, fgrams, earlier)
+    shards += _write_shards(config, plan)
+    manifest = _manifest(config, fgrams, checkpoint, shards, shared)
+    storage.remove_folder(plan.block_folder)
+    _log(config, manifest, log)
     return manifest
 
 
@@ -77,7 +84,11 @@ def _plan(
 def _load_inputs(
     config: PrecomputeConfig,
 ) -> tuple[CheckpointManifest, FGramsManifest, EmbeddingsManifest | None]:
-    """Of the checkpoint, the f-grams and the table that grows, which belong together."""
+    """The manifests of the checkpoint, its f-grams and the table that grows.
+
+    Raises:
+        ArtifactError: they do not belong together.
+    """
     checkpoint = load_manifest(CheckpointManifest, config.checkpoint)
     if checkpoint.fgrams_fingerprint is None:
         raise ArtifactError(
@@ -118,22 +129,13 @@ def _take_over(
 
 def _write_shards(config: PrecomputeConfig, plan: BuildPlan) -> tuple[Shard, ...]:
     """Sort, compute blocks, assemble shards; no block is needed once every shard is there."""
+    do_units = partial(run_units, kind=Shard, folder=plan.out)
     blocks: list[Shard] = []
     if None in _receipts(plan, plan.shard_names):
-        (order,) = run_units(
-            "precompute: sort",
-            ["sorted"],
-            lambda _: sort_fgrams(plan).model_dump(),
-            folder=plan.out,
-        )
-        blocks = _write_blocks(config, plan, Shard.model_validate(order))
-    receipts = run_units(
-        "precompute: assemble",
-        plan.shard_names,
-        lambda number: assemble_rows(plan, blocks, number).model_dump(),
-        folder=plan.out,
-    )
-    return tuple(Shard.model_validate(receipt) for receipt in receipts)
+        (order,) = do_units("precompute: sort", ["sorted"], lambda _: sort_fgrams(plan))
+        blocks = _write_blocks(config, plan, order)
+    assemble = partial(assemble_rows, plan, blocks)
+    return tuple(do_units("precompute: assemble", plan.shard_names, assemble))
 
 
 def _write_blocks(config: PrecomputeConfig, plan: BuildPlan, sorted_fgrams: Shard) -> list[Shard]:
@@ -160,11 +162,11 @@ def _write_blocks(config: PrecomputeConfig, plan: BuildPlan, sorted_fgrams: Shar
             "precompute: compute",
             unit="f-grams",
             total=plan.num_fgrams,
-            done=sum(receipt["num_rows"] for receipt in receipts if receipt is not None),
+            done=sum(receipt.num_rows for receipt in receipts if receipt is not None),
         )
         for block in computed.iter_rows():
             progress.advance(block["num_fgrams"])
-    return [Shard.model_validate(receipt) for receipt in _receipts(plan, plan.block_names)]
+    return read_receipts("precompute: compute", plan.block_names, kind=Shard, folder=plan.out)
 
 
 def _manifest(
@@ -172,7 +174,7 @@ def _manifest(
     fgrams: FGramsManifest,
     checkpoint: CheckpointManifest,
     shards: tuple[Shard, ...],
-    shared: dict[str, Any],
+    shared: SharedFields,
 ) -> EmbeddingsManifest:
     rows_ND = table_rows(map_shard(config.out, shards[0]))
     width = width_of(rows_ND, config.row_format)
@@ -191,23 +193,22 @@ def _manifest(
     )
 
 
-def _log(config: PrecomputeConfig, manifest: EmbeddingsManifest) -> None:
-    """Size of the table and, as a plot, the RMS of rows from the most to the least frequent."""
+def _log(config: PrecomputeConfig, manifest: EmbeddingsManifest, log: RunLog) -> None:
+    """Log the size of the table and a plot: the RMS of rows, the most frequent f-gram first."""
     ids_M = np.unique(np.geomspace(1, manifest.num_rows, 2000).astype(np.int64)) - 1
-    rms_M = EmbeddingTable.open(config.out).vectors(ids_M).float().square().mean(1).sqrt()
+    rms_M = EmbeddingTable.map(config.out, manifest).vectors(ids_M).float().square().mean(1).sqrt()
     figure = matplotlib.figure.Figure()
     axes = figure.subplots()
     axes.loglog(ids_M + 1, rms_M, ".", markersize=2)
     axes.set(xlabel="rank of the f-gram", ylabel="RMS of its row", title="Rows of the table")
-    mlflow.log_figure(figure, "row_rms.png")
-    mlflow.log_metrics(
+    log.log_figure(figure, "row_rms.png")
+    log.log_metrics(
         {
             "rows": manifest.num_rows,
             "table_bytes": manifest.num_rows * manifest.bytes_per_row,
             "row_rms_mean": float(rms_M.mean()),
         }
     )
-    log_manifest(manifest)
 
 
 def _num_actors(config: PrecomputeConfig) -> int:
@@ -228,5 +229,5 @@ def _num_actors(config: PrecomputeConfig) -> int:
     return int(min(fitting, config.num_actors or fitting))
 
 
-def _receipts(plan: BuildPlan, names: list[str]) -> list[dict[str, Any] | None]:
-    return [read_receipt(plan.out, name) for name in names]
+def _receipts(plan: BuildPlan, names: list[str]) -> list[Shard | None]:
+    return [read_receipt(plan.out, name, Shard) for name in names]

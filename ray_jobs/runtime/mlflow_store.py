@@ -10,7 +10,7 @@ from pathlib import Path
 import mlflow
 import sqlalchemy
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunTag
+from mlflow.entities import Metric, Param, Run, RunTag
 
 from ray_jobs.runtime.records import Begin, End, File, Metrics, Model, Params, Record
 
@@ -70,19 +70,23 @@ class MlflowStore:
                 f"tags.`{FINGERPRINT_TAG}` = '{record.fingerprint}'",
                 max_results=1,
             )
-            tags = {FINGERPRINT_TAG: record.fingerprint}
-            run = found[0] if found else self._begin(record.time_ms, tags)
+            run = found[0] if found else self._create_run(record)
             self._run_ids[record.fingerprint] = run.info.run_id
         return self._run_ids[record.fingerprint]
 
-    def _begin(self, time_ms: int, tags: dict[str, str]) -> mlflow.entities.Run:
-        return self._client.create_run(self._experiment_id, start_time=time_ms, tags=tags)
+    def _create_run(self, record: Record) -> Run:
+        return self._client.create_run(
+            self._experiment_id,
+            start_time=record.time_ms,
+            tags={FINGERPRINT_TAG: record.fingerprint},
+        )
 
     def _log_metrics(self, run_id: str, metrics: Metrics, time_ms: int) -> None:
         new = [
-            Metric(metric_name(name), value, time_ms, metrics.step)
-            for name, value in metrics.values.items()
-            if metrics.step not in self._steps(run_id, metric_name(name))
+            Metric(metric_name(name), value, time_ms, step)
+            for step, values in metrics.values.items()
+            for name, value in values.items()
+            if step not in self._steps(run_id, metric_name(name))
         ]
         self._client.log_batch(run_id, metrics=new)
         for metric in new:

@@ -32,11 +32,10 @@ class Params(Frozen):
 
 
 class Metrics(Frozen):
-    """Figures of one step; of a stage without steps, step 0."""
+    """Figures by step; those of a stage without steps are of step 0."""
 
     what: Literal["metrics"] = "metrics"
-    values: dict[str, float]
-    step: int
+    values: dict[int, dict[str, float]]
 
 
 class File(Frozen):

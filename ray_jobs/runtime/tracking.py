@@ -80,7 +80,11 @@ class RunLog:
 
     def log_metrics(self, values: Mapping[str, float], *, step: int = 0) -> None:
         """Log figures. A figure that the run has for this step already is not logged again."""
-        self._log(Metrics(values=dict(values), step=step))
+        self.log_history({step: values})
+
+    def log_history(self, values: Mapping[int, Mapping[str, float]]) -> None:
+        """Log the figures of many steps, by step, as `log_metrics` does."""
+        self._log(Metrics(values={step: dict(figures) for step, figures in values.items()}))
 
     def log_text(self, text: str, name: str) -> None:
         """Log a text as the file `name`."""

@@ -3,16 +3,18 @@
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import field_validator
 
 from ray_jobs.runtime.config import JobConfig
-from ray_jobs.runtime.tracking import log_manifest, stage_run
+from ray_jobs.runtime.stage import run_stage
+from ray_jobs.runtime.tracking import RunLog
 from scone_core.artifacts import storage
 from scone_core.artifacts.config import InputPath
-from scone_core.artifacts.folders import claim, publish, shared_fields
+from scone_core.artifacts.folders import SharedFields
 from scone_core.artifacts.manifests import (
     ArtifactError,
     CheckpointManifest,
@@ -56,20 +58,23 @@ def run(config: ExportConfig) -> ServedManifest:
     inputs = {"checkpoint": checkpoint.fingerprint, "tokenizer": checkpoint.tokenizer_sha256}
     if section is not None:
         inputs |= {"fgrams": section.fgrams_fingerprint, "table": section.table_fingerprint}
-    if done := claim(ServedManifest, config.out, config, inputs):
-        print(f"export: {config.out} is up to date")
-        return done
-    shared = shared_fields(ServedManifest, config, inputs)
-    with stage_run(config, stage="export", fingerprint=shared["fingerprint"]):
-        files = [*_copy_model(config, checkpoint, section), *_copy_tokenizer(config)]
-        manifest = ServedManifest(
-            **shared,
-            shards=tuple(files),
-            checkpoint_fingerprint=checkpoint.fingerprint,
-            table_fingerprint=section.table_fingerprint if section else None,
-        )
-        log_manifest(manifest)
-    return publish(config.out, manifest)
+    build = partial(_export, config, checkpoint, section)
+    return run_stage(ServedManifest, config, inputs, build, stage="export")
+
+
+def _export(
+    config: ExportConfig,
+    checkpoint: CheckpointManifest,
+    section: SconeSection | None,
+    shared: SharedFields,
+    log: RunLog,
+) -> ServedManifest:
+    return ServedManifest(
+        **shared,
+        shards=(*_copy_model(config, checkpoint, section), *_copy_tokenizer(config)),
+        checkpoint_fingerprint=checkpoint.fingerprint,
+        table_fingerprint=section.table_fingerprint if section else None,
+    )
 
 
 def _section(config: ExportConfig, checkpoint: CheckpointManifest) -> SconeSection | None:

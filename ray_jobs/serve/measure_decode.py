@@ -13,9 +13,9 @@ import urllib.request
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar, Literal
 
-import mlflow
 import numpy as np
 from pydantic import Field
 from ray import serve
@@ -24,10 +24,11 @@ from ray.serve.schema import ApplicationStatus
 from ray_jobs.runtime.cluster import connect
 from ray_jobs.runtime.config import JobConfig
 from ray_jobs.runtime.progress import Progress
-from ray_jobs.runtime.tracking import log_manifest, stage_run
+from ray_jobs.runtime.stage import run_stage
+from ray_jobs.runtime.tracking import RunLog
 from ray_jobs.serve.serve_scone import ServeConfig, openai_app
 from scone_core.artifacts.config import InputPath
-from scone_core.artifacts.folders import claim, publish, shared_fields
+from scone_core.artifacts.folders import SharedFields
 from scone_core.artifacts.manifests import Manifest, TokensManifest, load_manifest
 from scone_core.corpus.token_shards import map_documents
 from scone_core.serving.served_folder import ServedManifest
@@ -80,26 +81,29 @@ def run(config: DecodeConfig) -> DecodeManifest:
         "baseline": load_manifest(ServedManifest, config.baseline).fingerprint,
         "tokens": load_manifest(TokensManifest, config.tokens).fingerprint,
     }
-    if done := claim(DecodeManifest, config.out, config, inputs):
-        print(f"decode: {config.out} is up to date")
-        return done
-    shared = shared_fields(DecodeManifest, config, inputs)
+    return run_stage(DecodeManifest, config, inputs, partial(_decode, config), stage="decode")
+
+
+def _decode(config: DecodeConfig, shared: SharedFields, log: RunLog) -> DecodeManifest:
     prompts = _prompts(config)
     connect(config.cluster)
-    with stage_run(config, stage="decode", fingerprint=shared["fingerprint"]):
-        with _serving(config) as url:
-            answer = _complete(url, "scone", prompts[0], config.num_tokens)
-            rates = _measure(config, url, prompts)
-        manifest = DecodeManifest(
-            **shared,
-            shards=(),
-            decode_tokens_per_second=rates["scone"],
-            decode_tokens_per_second_baseline=rates["baseline"],
-            answer=answer,
-        )
-        mlflow.log_metrics({f"decode_tokens_per_s_{name}": rates[name] for name in MODELS})
-        log_manifest(manifest)
-    return publish(config.out, manifest)
+    with _serving(config) as url:
+        answer = _complete(url, "scone", prompts[0], config.num_tokens)
+        rates = _measure(config, url, prompts)
+    manifest = DecodeManifest(
+        **shared,
+        shards=(),
+        decode_tokens_per_second=rates["scone"],
+        decode_tokens_per_second_baseline=rates["baseline"],
+        answer=answer,
+    )
+    log.log_metrics(
+        {
+            "decode_tokens_per_second": manifest.decode_tokens_per_second,
+            "decode_tokens_per_second_baseline": manifest.decode_tokens_per_second_baseline,
+        }
+    )
+    return manifest
 
 
 def _prompts(config: DecodeConfig) -> list[list[int]]:

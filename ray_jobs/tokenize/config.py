@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ray_jobs.runtime.config import JobConfig
-from scone_core.artifacts.config import InputPath, Resource, Role
+from scone_core.artifacts.config import InputPath, OptionalInputPath, Resource, Role
 from scone_core.corpus.documents import DocumentFormat
 from scone_core.corpus.token_files import TokenFormat
 
@@ -21,7 +21,7 @@ class TokenizeConfig(JobConfig):
     content: Literal["text", "tokens", "chat"] = "text"
     """What the inputs hold: text, token ids, or conversations (JSONL with a list of messages, of
     which models learn what assistants say)."""
-    chat_template: Annotated[str | None, Role("input")] = None
+    chat_template: OptionalInputPath = None
     """For chat: a .jinja file, or a tokenizer_config.json with a chat_template."""
     separator: str = "<|endoftext|>"
     """The control token that stands between documents; text that looks like it stays text."""

@@ -10,13 +10,34 @@ import pyarrow as pa
 
 from ray_jobs.tokenize.config import TokenizeConfig
 from scone_core.artifacts import storage
-from scone_core.artifacts.folders import read_receipt, write_receipt
+from scone_core.artifacts.config import Frozen
+from scone_core.artifacts.manifests import Shard
 from scone_core.artifacts.shards import write_shard
+from scone_core.artifacts.units import read_receipt, write_receipt
 from scone_core.corpus.chat import ChatTokenizer, read_template
 from scone_core.corpus.documents import Pack, read_packs
 from scone_core.corpus.input_files import SourceFile
 from scone_core.corpus.token_files import documents_to_batch, read_token_packs
 from scone_core.corpus.tokenizer import Engine, Tokenizer
+
+
+class GroupReceipt(Frozen):
+    """All packs of a group of files are read."""
+
+    num_packs: int
+
+
+class PackReceipt(Frozen):
+    """A pack is a shard."""
+
+    shard: Shard
+    num_tokens: int
+    num_bytes_text: int
+    """UTF-8 bytes of the text behind the tokens; of chat, those that models learn."""
+    num_skipped: dict[str, int] = {}
+    """Records left out, by reason."""
+    num_targets: int | None = None
+    """Tokens that models learn to write, of chat only."""
 
 
 def read_group(
@@ -27,9 +48,9 @@ def read_group(
     num_packs = 0
     for pack in read_packs(groups[group], config.form, config.shard_mb << 20):
         num_packs += 1
-        if read_receipt(config.out, pack_name(group, pack.number)) is None:
+        if read_receipt(config.out, pack_name(group, pack.number), PackReceipt) is None:
             yield to_table(group, pack)
-    write_receipt(config.out, group_name(group), {"num_packs": num_packs})
+    write_receipt(config.out, group_name(group), GroupReceipt(num_packs=num_packs))
 
 
 def to_table(group: int, pack: Pack) -> pa.Table:
@@ -65,16 +86,15 @@ class ShardWriter:
             targets = [chat.is_target_L for chat in chats]
             num_bytes = sum(chat.num_target_bytes for chat in chats)
         tokens = documents_to_batch(row["doc_ids"], documents, self._tokenizer.vocab_size, targets)
-        num_tokens = _publish_shard(
+        receipt = _publish_shard(
             self._out,
-            row["group"],
-            row["pack"],
+            pack_name(row["group"], row["pack"]),
             tokens,
-            num_bytes,
-            json.loads(row["num_skipped"]),
-            None if targets is None else sum(int(part.sum()) for part in targets),
+            num_bytes_text=num_bytes,
+            num_skipped=json.loads(row["num_skipped"]),
+            num_targets=None if targets is None else sum(int(part.sum()) for part in targets),
         )
-        return pa.table({"num_tokens": [num_tokens]})
+        return pa.table({"num_tokens": [receipt.num_tokens]})
 
 
 def _chat_tokenizer(config: TokenizeConfig, tokenizer: Tokenizer) -> ChatTokenizer | None:
@@ -99,35 +119,34 @@ def convert_group(
     )
     num_packs = num_tokens = 0
     for pack in packs:
-        shard = documents_to_batch(pack.doc_ids, pack.documents, tokenizer.vocab_size)
-        num_tokens += _publish_shard(config.out, group, pack.number, shard, pack.num_bytes, {})
+        tokens = documents_to_batch(pack.doc_ids, pack.documents, tokenizer.vocab_size)
+        name = pack_name(group, pack.number)
+        receipt = _publish_shard(config.out, name, tokens, num_bytes_text=pack.num_bytes)
+        num_tokens += receipt.num_tokens
         num_packs += 1
-    write_receipt(config.out, group_name(group), {"num_packs": num_packs})
+    write_receipt(config.out, group_name(group), GroupReceipt(num_packs=num_packs))
     return {"num_tokens": num_tokens}
 
 
 def _publish_shard(
     out: str,
-    group: int,
-    pack: int,
+    name: str,
     tokens: pa.RecordBatch,
+    *,
     num_bytes_text: int,
-    num_skipped: dict[str, int],
+    num_skipped: dict[str, int] | None = None,
     num_targets: int | None = None,
-) -> int:
-    """Write a shard and its receipt; its tokens."""
-    name = pack_name(group, pack)
-    num_tokens = len(tokens.column("tokens").values)
-    shard = write_shard(out, f"{name}.arrow", tokens)
-    receipt = {
-        "shard": shard.model_dump(),
-        "num_tokens": num_tokens,
-        "num_bytes_text": num_bytes_text,
-        "num_skipped": num_skipped,
-        "num_targets": num_targets,
-    }
+) -> PackReceipt:
+    """Write a shard, then its receipt."""
+    receipt = PackReceipt(
+        shard=write_shard(out, f"{name}.arrow", tokens),
+        num_tokens=len(tokens.column("tokens").values),
+        num_bytes_text=num_bytes_text,
+        num_skipped=num_skipped or {},
+        num_targets=num_targets,
+    )
     write_receipt(out, name, receipt)
-    return num_tokens
+    return receipt
 
 
 def group_name(group: int) -> str:

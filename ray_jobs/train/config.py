@@ -1,12 +1,17 @@
 """The options of training, and the learning-rate schedule they describe."""
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from ray_jobs.runtime.config import JobConfig
 from scone_core.artifacts import storage
-from scone_core.artifacts.config import InputPath, Resource, Role
+from scone_core.artifacts.config import (
+    InputPath,
+    OptionalInputPath,
+    OptionalOutputPath,
+    Resource,
+)
 from scone_core.model.decoders import DecoderConfig
 from scone_core.model.fgram_model import FGramModelConfig
 from scone_core.model.input_embeddings import Method, OverEncodingConfig
@@ -22,7 +27,7 @@ class TrainConfig(JobConfig):
     """Folder or URI of a tokens/v1 artifact."""
     validation_tokens: InputPath
     """The same for the held-out text."""
-    fgrams: Annotated[str | None, Role("input")] = None
+    fgrams: OptionalInputPath = None
     """Folder or URI of a fgrams/v1 artifact; without it the plain baseline is trained."""
     method: Method | None = None
     """How input embeddings are made: plain, scone, fgram_mean (the mean of an f-gram's token
@@ -31,7 +36,7 @@ class TrainConfig(JobConfig):
     """
     model: DecoderConfig = DecoderConfig()
     """The main model, when it starts from scratch."""
-    pretrained: Annotated[str | None, Role("input")] = None
+    pretrained: OptionalInputPath = None
     """A Hugging Face folder that the main model starts from, in place of `model`."""
     fgram_model: FGramModelConfig = FGramModelConfig()
     """The f-gram model of method scone."""
@@ -75,18 +80,16 @@ class TrainConfig(JobConfig):
     """Steps between reports of loss, gradient norm and speed."""
     max_failures: Resource[NonNegativeInt] = 3
     """Worker failures after which training goes on from the last resume state."""
-    resume_folder: Annotated[str | None, Role("output")] = None
+    resume_folder: OptionalOutputPath = None
     """A folder that all workers share, for the resume states; by default `resume` in `out`."""
     network_interface: Resource[str | None] = None
     """Network interface through which the workers reach each other, where Gloo (or NCCL) picks a
     wrong one, e.g. eth0.
     """
 
-    dry_run: Resource[Literal["no", "yes"]] = "no"
-    """yes: print the plan of the run (parameters, memory, FLOPs, hours) and start nothing."""
     gflops_per_second: Resource[PositiveFloat | None] = None
-    """What one worker does, for the hours of the plan; by default half the rate at which the
-    driver's machine multiplies matrices.
+    """FLOPs of one worker, in billions a second, for the hours of the plan; by default half the
+    rate at which the driver's machine multiplies matrices.
     """
 
     @model_validator(mode="after")
@@ -114,7 +117,7 @@ class TrainConfig(JobConfig):
         return by_method[self.chosen_method]
 
     def local_resume_folder(self) -> str:
-        """Where the resume states lie.
+        """The folder of the resume states.
 
         Raises:
             ValueError: `out` is a URI, where DeepSpeed cannot write, and no folder is given.

@@ -7,14 +7,22 @@ from pathlib import Path
 from ray_jobs.train.config import TrainConfig
 from ray_jobs.train.tally import Report
 from scone_core.artifacts import storage
-from scone_core.artifacts.folders import write_receipt
+from scone_core.artifacts.config import Frozen
 from scone_core.artifacts.manifests import FGramsManifest, Shard, load_manifest
+from scone_core.artifacts.units import write_receipt
 from scone_core.model.scone_lm import MAIN, SconeLM
 
 EXPORT = "export"
-"""Receipt of the exported model: its files, for the manifest, and all reports, of which a killed
-worker may have lost some on their way to the driver.
-"""
+"""The name of the receipt of the exported model."""
+
+
+class ExportReceipt(Frozen):
+    """The model is exported."""
+
+    shards: tuple[Shard, ...]
+    """Its files."""
+    reports: list[Report]
+    """All reports of the training: a kill may have lost some on their way to the driver."""
 
 
 def export(model: SconeLM, config: TrainConfig, reports: list[Report]) -> None:
@@ -26,9 +34,8 @@ def export(model: SconeLM, config: TrainConfig, reports: list[Report]) -> None:
         tokenizer = storage.join(config.train_tokens, "tokenizer.json")
         (folder / MAIN / "tokenizer.json").write_bytes(storage.read_bytes(tokenizer))
         files = sorted(path for path in folder.rglob("*") if path.is_file())
-        shards = [_publish_file(config.out, folder, path) for path in files]
-    content = {"shards": [shard.model_dump() for shard in shards], "reports": reports}
-    write_receipt(config.out, EXPORT, content)
+        shards = tuple(_publish_file(config.out, folder, path) for path in files)
+    write_receipt(config.out, EXPORT, ExportReceipt(shards=shards, reports=reports))
 
 
 def _publish_file(out: str, folder: Path, path: Path) -> Shard:

@@ -8,26 +8,21 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from threading import Thread
 
-import mlflow
 from ray.util.queue import Queue
 
 from ray_jobs.runtime.progress import Progress
-from ray_jobs.runtime.tracking import metric_name
+from ray_jobs.runtime.tracking import RunLog
 from ray_jobs.train.send_reports import SendReports
 from ray_jobs.train.tally import Report
 
 
 class TrainingLog:
-    """The active MLflow run of a training; each step is logged once, however often it is taken."""
+    """The progress line and the run of a training."""
 
-    def __init__(self, *, steps: int, steps_before: int) -> None:
+    def __init__(self, run: RunLog, *, steps: int, steps_before: int) -> None:
         """`steps_before`: done by an earlier attempt."""
-        run = mlflow.active_run()
-        assert run is not None, "training is tracked"
-        self._run_id = run.info.run_id
-        history = mlflow.MlflowClient().get_metric_history(self._run_id, "loss")
-        self._logged = {point.step for point in history}
-        self._done = steps_before
+        self._run, self._done = run, steps_before
+        self._logged: set[int] = set()
         self._progress = Progress("train", unit="steps", total=steps, done=steps_before)
 
     def show(self, report: Report) -> None:
@@ -40,13 +35,12 @@ class TrainingLog:
         self._done = max(self._done, step)
 
     def log(self, reports: Iterable[Report]) -> None:
-        """Log the reports whose steps are not logged yet."""
-        for report in reports:
-            step = int(report["step"])
-            if step not in self._logged:
-                metrics = {metric_name(name): report[name] for name in report if name != "step"}
-                mlflow.log_metrics(metrics, step=step, run_id=self._run_id)
-                self._logged.add(step)
+        """Log reports; the run has each step once, however often it is taken."""
+        by_step = {int(report["step"]): report for report in reports}
+        new = {step: by_step[step] for step in by_step.keys() - self._logged}
+        if new:
+            self._run.log_history({step: _metrics(new[step]) for step in sorted(new)})
+            self._logged |= new.keys()
 
 
 @contextmanager
@@ -67,3 +61,7 @@ def _follow(reports: Queue, log: TrainingLog) -> None:
     while (report := reports.get()) is not None:
         log.show(report)
         log.log([report])
+
+
+def _metrics(report: Report) -> dict[str, float]:
+    return {name: value for name, value in report.items() if name != "step"}

@@ -4,7 +4,7 @@ DeepSpeed.
 
 import os
 import tempfile
-from typing import Any
+from functools import partial
 
 import ray
 import torch
@@ -15,15 +15,16 @@ from ray.train.v2.api.exceptions import RayTrainError
 
 from ray_jobs.runtime.cluster import connect
 from ray_jobs.runtime.command_line import root_cause
-from ray_jobs.runtime.tracking import log_config, log_manifest, register_model, stage_run
+from ray_jobs.runtime.stage import run_stage
+from ray_jobs.runtime.tracking import RunLog
 from ray_jobs.train.config import TrainConfig
 from ray_jobs.train.engine import chosen_precision
-from ray_jobs.train.export import EXPORT
+from ray_jobs.train.export import EXPORT, ExportReceipt
 from ray_jobs.train.reports import TrainingLog, follow_reports
 from ray_jobs.train.resume import find_resume_point
 from ray_jobs.train.start import main_model_config, training_batches
 from ray_jobs.train.worker import train_worker
-from scone_core.artifacts.folders import claim, publish, read_receipt, shared_fields
+from scone_core.artifacts.folders import SharedFields
 from scone_core.artifacts.manifests import (
     CheckpointManifest,
     FGramsManifest,
@@ -31,6 +32,7 @@ from scone_core.artifacts.manifests import (
     load_manifest,
     require_equal,
 )
+from scone_core.artifacts.units import read_receipt
 from scone_core.corpus.token_stream import TokenStream
 from scone_core.model.decoders import build_causal_lm, fingerprint_folder
 from scone_core.model.scone_lm import SconeLM
@@ -47,26 +49,20 @@ default of 2 s, a hundred reports last at least 200 s.
 """
 
 
-def run(config: TrainConfig) -> CheckpointManifest | None:
-    """Train a SCONE model, or its plain baseline when no f-grams are given; None for a dry run."""
+def run(config: TrainConfig) -> CheckpointManifest:
+    """Train a SCONE model, or its plain baseline when no f-grams are given."""
     inputs = check_inputs(config)
-    if config.dry_run == "yes":
-        print("\n".join(plan(config).lines()))
-        return None
-    if done := claim(CheckpointManifest, config.out, config, inputs):
-        print(f"train: {config.out} is up to date")
-        return done
-    shared = shared_fields(CheckpointManifest, config, inputs)
+    return run_stage(CheckpointManifest, config, inputs, partial(_build, config), stage="train")
+
+
+def _build(config: TrainConfig, shared: SharedFields, log: RunLog) -> CheckpointManifest:
     connect(config.cluster)
-    with stage_run(config, stage="train", fingerprint=shared["fingerprint"]):
-        log_config(config)
-        if read_receipt(config.out, EXPORT) is None:
-            print("\n".join(plan(config).lines()), flush=True)
-            _train(config, shared["fingerprint"])
-        manifest = checkpoint_manifest(config, shared)
-        log_manifest(manifest)
-        register_model(config, manifest)
-        return publish(config.out, manifest)
+    log.log_dict(config.model_dump(mode="json"), "config.json")
+    if read_receipt(config.out, EXPORT, ExportReceipt) is None:
+        print("\n".join(plan(config).lines()), flush=True)
+        _train(config, shared["fingerprint"], log)
+    log.register_model()
+    return checkpoint_manifest(config, shared)
 
 
 def check_inputs(config: TrainConfig) -> dict[str, str]:
@@ -125,24 +121,24 @@ def plan(config: TrainConfig) -> TrainPlan:
     )
 
 
-def _train(config: TrainConfig, fingerprint: str) -> None:
+def _train(config: TrainConfig, fingerprint: str, run: RunLog) -> None:
     folder = config.local_resume_folder()
     point = find_resume_point(folder, fingerprint=fingerprint, zero_stage=config.zero_stage)
     _require_cpus(config)
-    log = TrainingLog(steps=config.steps, steps_before=point.step if point else 0)
+    log = TrainingLog(run, steps=config.steps, steps_before=point.step if point else 0)
     if point is not None:
-        print(f"train: goes on after step {point.step}")
+        print(f"train: resumed after step {point.step}")
         log.log(point.reports)
     with follow_reports(log) as send_reports, tempfile.TemporaryDirectory() as scratch:
         try:
             _trainer(config, fingerprint, send_reports, scratch).fit()
         except RayTrainError as error:
             raise explain_network(error, config) from error
-    log.log(_exported(config)["reports"])
+    log.log(_exported(config).reports)
 
 
-def _exported(config: TrainConfig) -> dict[str, Any]:
-    receipt = read_receipt(config.out, EXPORT)
+def _exported(config: TrainConfig) -> ExportReceipt:
+    receipt = read_receipt(config.out, EXPORT, ExportReceipt)
     assert receipt is not None, "rank 0 exported the model"
     return receipt
 
@@ -201,13 +197,13 @@ def worker_environment(config: TrainConfig) -> dict[str, str]:
     return QUIET | dict.fromkeys(names, config.network_interface or "")
 
 
-def checkpoint_manifest(config: TrainConfig, shared: dict[str, Any]) -> CheckpointManifest:
+def checkpoint_manifest(config: TrainConfig, shared: SharedFields) -> CheckpointManifest:
     """What the exported model is."""
     tokens = load_manifest(TokensManifest, config.train_tokens)
     fgrams = load_manifest(FGramsManifest, config.fgrams) if config.fgrams else None
     return CheckpointManifest(
         **shared,
-        shards=tuple(_exported(config)["shards"]),
+        shards=_exported(config).shards,
         step=config.steps,
         tokens_seen=config.steps * config.global_batch * config.sequence_length,
         tokenizer_sha256=tokens.tokenizer_sha256,

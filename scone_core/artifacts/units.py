@@ -4,6 +4,7 @@ A receipt is a small JSON file in the folder of an unfinished artifact. It says 
 finished and holds what later units and the manifest need to know of it.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -102,8 +103,9 @@ def read_receipt(folder: str, name: str, kind: type[R]) -> R | None:
 
 
 def write_receipt(folder: str, name: str, receipt: Frozen) -> None:
-    """Record that the unit `name` is finished."""
-    storage.write_bytes(_receipt_path(folder, name), receipt.model_dump_json(indent=1).encode())
+    """Record that the unit `name` is finished. Figures may be infinite or no number."""
+    content = json.dumps(receipt.model_dump(mode="json"), indent=1)
+    storage.write_bytes(_receipt_path(folder, name), content.encode())
 
 
 def remove_receipt(folder: str, name: str) -> None:

@@ -1,7 +1,7 @@
 """embeddings/v1 -> rows: the f-gram embedding table, mapped once and gathered from directly.
 
-Shapes: S rows of the table, M ids of one lookup, N rows of one shard, D width, C columns of a
-stored row.
+Shapes: S rows of the table, M ids of one lookup, T rows of the caller's buffer, N rows of one
+shard, D width, C columns of a stored row.
 """
 
 from collections.abc import Mapping
@@ -31,6 +31,7 @@ from scone_core.table.lookup_statistics import LookupStatistics
 from scone_core.table.row_formats import (
     NUMPY_OF,
     STORAGE,
+    as_array,
     as_tensor,
     byte_values,
     embedding_type,
@@ -99,6 +100,9 @@ class EmbeddingTable:
         is_plain = self._storage.quantised is None
         self._byte_values = byte_values("fp8") if self.row_format == "fp8" else _NO_VALUES
         self._native = {self.vector_dtype} if is_plain else {self.vector_dtype, _FLOAT32}
+        self._direct = (
+            {self._storage.vectors} if is_plain else {self._storage.vectors, torch.float32}
+        )
         self._row_bytes = self._storage.num_bytes(self.width)
         self._shards = shards
         self._addresses = np.array([shard.address for shard in shards], np.int64)
@@ -139,6 +143,18 @@ class EmbeddingTable:
                 value,
                 "use the table that was precomputed from this model and these f-grams",
             )
+        return cls.map(folder, manifest, tiers=tiers, shards=shards)
+
+    @classmethod
+    def map(
+        cls,
+        folder: str,
+        manifest: EmbeddingsManifest,
+        *,
+        tiers: Tiers = ALL_MAPPED,
+        shards: range | None = None,
+    ) -> "EmbeddingTable":
+        """`open` for a manifest that is at hand, and perhaps not published yet."""
         _require_all_ids(folder, manifest)
         chosen = range(len(manifest.shards)) if shards is None else shards
         mapped = [_map(folder, manifest, manifest.shards[number]) for number in chosen]
@@ -169,25 +185,29 @@ class EmbeddingTable:
         """
         assert out_MD.shape == (len(ids_M), self.width), "one row of D values per id"
         assert out_MD.flags.c_contiguous
-        if out_MD.dtype not in self._native:
-            as_tensor(out_MD).copy_(self.vectors(ids_M))
-            return
-        started = perf_counter_ns()
-        addresses_M = np.empty(len(ids_M), np.int64)
-        num_hot, num_cold = self._locate(ids_M, addresses_M)
-        num_reads = 0
-        if num_cold:
-            num_reads = self._gather_cold(ids_M, addresses_M, out_MD)
+        if out_MD.dtype in self._native:
+            self._gather(ids_M, np.arange(len(ids_M)), out_MD)
         else:
-            self._write(addresses_M, np.arange(len(ids_M)), out_MD)
-        self.statistics.add_rows(
-            len(ids_M),
-            num_hot=num_hot,
-            num_cold=num_cold,
-            num_reads=num_reads,
-            num_bytes=len(ids_M) * self._row_bytes,
-            ns=perf_counter_ns() - started,
-        )
+            as_tensor(out_MD).copy_(self.vectors(ids_M))
+
+    def put_rows(self, ids_M: np.ndarray, places_M: np.ndarray, inputs_TD: torch.Tensor) -> None:
+        """Row `ids_M[m]` becomes `inputs_TD[places_M[m]]`, on any device; other rows stay.
+
+        Args:
+            ids_M: int64, each in `ids`.
+            places_M: int64, distinct.
+            inputs_TD: any floating dtype. Contiguous memory of the CPU in `vector_dtype` is written
+                directly, in float32 also from quantised rows; the rest takes one more pass.
+
+        Raises:
+            ValueError: an id without a row; nothing is written.
+            ArtifactError: a cold row cannot be read.
+        """
+        is_plain_memory = inputs_TD.is_cpu and inputs_TD.is_contiguous()
+        if is_plain_memory and not inputs_TD.requires_grad and inputs_TD.dtype in self._direct:
+            self._gather(ids_M, places_M, as_array(inputs_TD))
+        else:
+            put_tensor(self.vectors(ids_M), places_M, inputs_TD)
 
     def vectors(self, ids_M: np.ndarray) -> torch.Tensor:
         """The rows of `ids_M` as a torch tensor [M, D] of `vector_dtype`."""
@@ -200,12 +220,32 @@ class EmbeddingTable:
         addresses_M = np.empty(len(ids_M), np.int64)
         self._locate(ids_M, addresses_M)
         rows_MC = np.empty((len(ids_M), self._storage.columns(self.width)), self._storage.stored)
-        copy_rows(addresses_M, np.arange(len(ids_M)), rows_MC.view(np.uint8))
+        places_M = np.arange(len(ids_M))
+        copy_rows(addresses_M, places_M, places_M, rows_MC.view(np.uint8))
         return rows_MC
 
     def stored_shard(self, shard: int) -> np.ndarray:
         """The mapped rows [N, C] of one shard, as `row_formats` describes them."""
         return self._shards[shard].rows_NC
+
+    def _gather(self, ids_M: np.ndarray, places_M: np.ndarray, out_TD: np.ndarray) -> None:
+        """Row `ids_M[m]` becomes `out_TD[places_M[m]]`."""
+        started = perf_counter_ns()
+        addresses_M = np.empty(len(ids_M), np.int64)
+        num_hot, num_cold = self._locate(ids_M, addresses_M)
+        num_reads = 0
+        if num_cold:
+            num_reads = self._gather_cold(ids_M, places_M, addresses_M, out_TD)
+        else:
+            self._write(addresses_M, np.arange(len(ids_M)), places_M, out_TD)
+        self.statistics.add_rows(
+            len(ids_M),
+            num_hot=num_hot,
+            num_cold=num_cold,
+            num_reads=num_reads,
+            num_bytes=len(ids_M) * self._row_bytes,
+            ns=perf_counter_ns() - started,
+        )
 
     def _settle(self, tiers: Tiers) -> None:
         """Lock the hot rows, and get ready to read the cold ones."""
@@ -238,20 +278,27 @@ class EmbeddingTable:
             )
         return num_hot, num_cold
 
-    def _gather_cold(self, ids_M: np.ndarray, addresses_M: np.ndarray, out_MD: np.ndarray) -> int:
-        """`gather` where some rows are cold. Returns the number of rows read."""
+    def _gather_cold(
+        self, ids_M: np.ndarray, places_M: np.ndarray, addresses_M: np.ndarray, out_TD: np.ndarray
+    ) -> int:
+        """`_gather` where some rows are cold. Returns the number of rows read."""
         assert self._reader is not None, "cold rows have a reader"
         num_reads = 0
         with self._reader.lock:
             for first in range(0, len(ids_M), self._reader.capacity):
                 part = slice(first, first + self._reader.capacity)
                 num_reads += self._gather_part(
-                    self._reader, ids_M[part], addresses_M[part], out_MD[part]
+                    self._reader, ids_M[part], places_M[part], addresses_M[part], out_TD
                 )
         return num_reads
 
     def _gather_part(
-        self, reader: ColdReader, ids_P: np.ndarray, addresses_P: np.ndarray, out_PD: np.ndarray
+        self,
+        reader: ColdReader,
+        ids_P: np.ndarray,
+        places_P: np.ndarray,
+        addresses_P: np.ndarray,
+        out_TD: np.ndarray,
     ) -> int:
         """Each distinct cold row is read once (sorting ids costs about 0.1 us each, a read 8);
         the others, and those that have come, are written while more are on their way.
@@ -261,26 +308,38 @@ class EmbeddingTable:
         cold = is_cold_P.nonzero()[0]
         ids_U, place = np.unique(ids_P[cold], return_inverse=True)
         if not len(ids_U):
-            self._write(addresses_P, np.arange(len(ids_P)), out_PD)
+            self._write(addresses_P, np.arange(len(ids_P)), places_P, out_TD)
             return 0
         addresses_U, arrivals = reader.fetch(ids_U)
         addresses_P[cold] = addresses_U[place]
-        self._write(addresses_P, (~is_cold_P).nonzero()[0], out_PD)
+        self._write(addresses_P, (~is_cold_P).nonzero()[0], places_P, out_TD)
         has_come_U = np.zeros(len(ids_U), np.bool_)
         for arrived in arrivals:
             has_come_U[:] = False
             has_come_U[arrived] = True
-            self._write(addresses_P, cold[has_come_U[place]], out_PD)
+            self._write(addresses_P, cold[has_come_U[place]], places_P, out_TD)
         return len(ids_U)
 
-    def _write(self, addresses_M: np.ndarray, chosen: np.ndarray, out_MD: np.ndarray) -> None:
-        """Copy or dequantise the rows at `addresses_M[chosen]` to `out_MD[chosen]`."""
+    def _write(
+        self, addresses_M: np.ndarray, chosen: np.ndarray, places_M: np.ndarray, out_TD: np.ndarray
+    ) -> None:
+        """Copy or dequantise the row at `addresses_M[m]` to `out_TD[places_M[m]]`, for all m in
+        `chosen`.
+        """
         if self._storage.quantised is None:
-            copy_rows(addresses_M, chosen, out_MD.view(np.uint8))
-        elif out_MD.dtype == _FLOAT32:
-            decode_rows(addresses_M, chosen, self._byte_values, out_MD)
+            copy_rows(addresses_M, chosen, places_M, out_TD.view(np.uint8))
+        elif out_TD.dtype == _FLOAT32:
+            decode_rows(addresses_M, chosen, places_M, self._byte_values, out_TD)
         else:
-            decode_rows_bf16(addresses_M, chosen, self._byte_values, out_MD)
+            decode_rows_bf16(addresses_M, chosen, places_M, self._byte_values, out_TD)
+
+
+def put_tensor(rows_MD: torch.Tensor, places_M: np.ndarray, inputs_TD: torch.Tensor) -> None:
+    """`rows_MD[m]` becomes `inputs_TD[places_M[m]]`, on its device and in its dtype; autograd knows
+    of it.
+    """
+    where_M = torch.from_numpy(places_M).to(inputs_TD.device)
+    inputs_TD.index_copy_(0, where_M, rows_MD.to(inputs_TD.device, inputs_TD.dtype))
 
 
 _FLOAT32 = np.dtype(np.float32)

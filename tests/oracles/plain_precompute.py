@@ -1,20 +1,21 @@
 """The units of a precomputation one after another in this process, with receipts: something to
 kill, or to run out of disk.
 
-    python -m tests.plain_precompute <inputs> <out> <bytes that a file may have>
+    python -m tests.oracles.plain_precompute <inputs> <out> <bytes that a file may have>
 """
 
 import resource
 import sys
+from functools import partial
 
 from scone_core.artifacts.manifests import FGramsManifest, Shard, load_manifest
+from scone_core.artifacts.units import do_here
 from scone_core.table.blocks import BlockWriter
 from scone_core.table.build import BuildPlan, assemble_rows, sort_fgrams
-from tests.oracles.plain_count import once
 
 
 def precompute(inputs: str, out: str) -> None:
-    """The table of `inputs`/checkpoint and `inputs`/fgrams, going on where a killed run stopped."""
+    """The table of `inputs`/checkpoint and `inputs`/fgrams, resumed where a killed run stopped."""
     plan = BuildPlan(
         checkpoint=f"{inputs}/checkpoint",
         fgrams=f"{inputs}/fgrams",
@@ -27,14 +28,10 @@ def precompute(inputs: str, out: str) -> None:
         fgrams_per_block=400,
         fgrams_per_forest=300,
     )
-    order = once(out, "sorted", lambda: sort_fgrams(plan).model_dump())
-    writer = BlockWriter(plan, Shard.model_validate(order))
-    blocks = [
-        Shard.model_validate(once(out, name, lambda n=number: writer.write(n).model_dump()))
-        for number, name in enumerate(plan.block_names)
-    ]
-    for number, name in enumerate(plan.shard_names):
-        once(out, name, lambda n=number: assemble_rows(plan, blocks, n).model_dump())
+    do_units = partial(do_here, kind=Shard, folder=out)
+    (order,) = do_units("sort", ["sorted"], lambda _: sort_fgrams(plan))
+    blocks = do_units("compute", plan.block_names, BlockWriter(plan, order).write)
+    do_units("assemble", plan.shard_names, partial(assemble_rows, plan, blocks))
 
 
 if __name__ == "__main__":

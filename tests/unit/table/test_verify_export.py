@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from ray_jobs.precompute.table_tools import Export, Verify, export, verify
+from ray_jobs.precompute import export_table, verify_table
+from ray_jobs.precompute.config import ExportConfig, VerifyConfig
 from scone_core.artifacts.folders import publish
 from scone_core.artifacts.manifests import (
     ArtifactError,
@@ -38,7 +39,7 @@ GRAMS = random_fgrams(per_length=100)
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """fgrams, checkpoint, and a table in each row format, named after it."""
-    folder = tmp_path_factory.mktemp("table-tools")
+    folder = tmp_path_factory.mktemp("tables")
     fgrams = publish_fgrams(str(folder / "fgrams"), GRAMS)
     checkpoint = publish_checkpoint(str(folder / "checkpoint"), trained_model(), fgrams)
     model = SconeLM.load(str(folder / "checkpoint")).eval()
@@ -54,8 +55,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def verify_config(base: Path, table: Path) -> Verify:
-    return Verify(
+def verify_config(base: Path, table: Path) -> VerifyConfig:
+    return VerifyConfig(
         table=str(table), checkpoint=str(base / "checkpoint"), fgrams=str(base / "fgrams")
     )
 
@@ -63,10 +64,10 @@ def verify_config(base: Path, table: Path) -> Verify:
 @pytest.mark.parametrize("row_format", STORAGE)
 def test_rows_computed_again_are_the_rows_of_the_table(base: Path, row_format: RowFormat) -> None:
     config = verify_config(base, base / row_format)
-    check = verify(config.replace(num_rows=100, seed=3))
+    check = verify_table.run(config.replace(num_rows=100, seed=3))
     assert check.num_rows == 100
     assert check.largest_error <= 1
-    assert verify(config).num_rows == len(GRAMS)
+    assert verify_table.run(config).num_rows == len(GRAMS)
 
 
 def republish(base: Path, folder: Path, *, source: RowFormat, **changes: object) -> EmbeddingTable:
@@ -90,7 +91,7 @@ def test_one_row_of_another_f_gram_is_found_and_named(
     rows_SC[[41, 42]] = rows_SC[[42, 41]]
     republish(base, tmp_path / "table", source=row_format, rows_SC=rows_SC)
     with pytest.raises(ArtifactError, match="row of f-gram 4[12] is not the model's"):
-        verify(verify_config(base, tmp_path / "table"))
+        verify_table.run(verify_config(base, tmp_path / "table"))
 
 
 def test_a_converted_table_is_checked_against_both_roundings(base: Path, tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_a_converted_table_is_checked_against_both_roundings(base: Path, tmp_pat
         row_format="int8",
         converted_from=("bf16",),
     )
-    assert verify(verify_config(base, tmp_path / "table")).largest_error <= 1
+    assert verify_table.run(verify_config(base, tmp_path / "table")).largest_error <= 1
 
 
 def test_a_damaged_shard_is_found(base: Path, tmp_path: Path) -> None:
@@ -114,18 +115,20 @@ def test_a_damaged_shard_is_found(base: Path, tmp_path: Path) -> None:
     content[4096] ^= 1
     path.write_bytes(content)
     with pytest.raises(ArtifactError, match="rows-00097.arrow: sha256 differs"):
-        verify(verify_config(base, tmp_path / "table"))
+        verify_table.run(verify_config(base, tmp_path / "table"))
 
 
 def test_the_table_of_another_model_is_not_even_computed(base: Path, tmp_path: Path) -> None:
     republish(base, tmp_path / "table", source="bf16", checkpoint_fingerprint="another")
     with pytest.raises(ArtifactError, match="checkpoint_fingerprint: found 'another'"):
-        verify(verify_config(base, tmp_path / "table"))
+        verify_table.run(verify_config(base, tmp_path / "table"))
 
 
 def export_to(base: Path, out: Path, row_format: RowFormat, to: str) -> Path:
     fields = {"table": base / row_format, "to": to, "out": out, "fgrams": base / "fgrams"}
-    names = export(Export.model_validate({name: str(value) for name, value in fields.items()}))
+    names = export_table.run(
+        ExportConfig.model_validate({name: str(value) for name, value in fields.items()})
+    )
     about = json.loads((out / "export.json").read_text())
     assert about["files"] == names
     assert (about["row_format"], about["num_rows"]) == (row_format, len(GRAMS))
@@ -187,10 +190,12 @@ def test_keys_are_the_big_endian_tokens() -> None:
 def test_an_export_touches_no_folder_that_holds_something(base: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(ArtifactError, match="not empty"):
-        export(Export(table=str(base / "bf16"), to="npy", out=str(tmp_path)))
+        export_table.run(ExportConfig(table=str(base / "bf16"), to="npy", out=str(tmp_path)))
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_lmdb_without_f_grams_is_refused(base: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="fgrams: the keys of lmdb"):
-        export(Export(table=str(base / "bf16"), to="lmdb", out=str(tmp_path / "out")))
+        export_table.run(
+            ExportConfig(table=str(base / "bf16"), to="lmdb", out=str(tmp_path / "out"))
+        )
