@@ -1,7 +1,6 @@
 """Run pipeline scripts as a user does, and kill them as a machine does."""
 
 import hashlib
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,12 +14,9 @@ import numpy as np
 import psutil
 
 from tests import ROOT
+from tests.programs.processes import FORKS
 
 TIMEOUT_S = 480
-
-FORKS = multiprocessing.get_context("forkserver")
-"""Processes that have the modules below when they start, whose imports take seconds."""
-FORKS.set_forkserver_preload(["tests.oracles.plain_count", "tests.oracles.plain_precompute"])
 
 
 def start_script(script: str, *args: str) -> subprocess.Popen[str]:

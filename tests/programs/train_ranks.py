@@ -1,30 +1,21 @@
-"""The ranks of a training as processes of their own, without Ray.
-
-    python -m tests.train_ranks <rank> <number of ranks> <folder>
-
-does every job in `<folder>/jobs.json` in turn.
-"""
+"""The ranks of a training as processes of their own, without Ray."""
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from deepspeed.utils import get_z3_leaf_modules
 from torch.distributed import init_process_group
 
 from ray_jobs.train.config import TrainConfig
 from ray_jobs.train.engine import gather_weights
 from ray_jobs.train.worker import Worker
+from tests.programs.processes import FORKS, write_output_to
 
-ENVIRONMENT = {
-    "DS_ACCELERATOR": "cpu",
-    "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin would keep the other rank from working
-    "CC": "false",  # no compiler is needed (deepspeedai/DeepSpeed#5677)
-    "CXX": "false",
-}
+NO_COMPILER = {"CC": "false", "CXX": "false"}
+"""None is needed (deepspeedai/DeepSpeed#5677)."""
 
 
 def run_ranks(folder: Path, configs: dict[str, TrainConfig], *, num_ranks: int, stop: int) -> None:
@@ -39,21 +30,18 @@ def run_ranks(folder: Path, configs: dict[str, TrainConfig], *, num_ranks: int, 
     (folder / "jobs.json").write_text(json.dumps({"stop": stop, "jobs": jobs}))
     (folder / "rendezvous").unlink(missing_ok=True)
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.train_ranks", str(rank), str(num_ranks), str(folder)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | {"LOCAL_RANK": str(rank)} | ENVIRONMENT,
-        )
-        for rank in range(num_ranks)
+        FORKS.Process(target=do_jobs, args=(rank, num_ranks, folder)) for rank in range(num_ranks)
     ]
+    for rank in ranks:
+        rank.start()
     try:
-        outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+        for rank in ranks:
+            rank.join(timeout=300)
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * num_ranks, outputs[0][-3000:]
+    printed = (folder / "rank-0.log").read_text()
+    assert [rank.exitcode for rank in ranks] == [0] * num_ranks, printed[-3000:]
 
 
 def load(folder: Path, name: str, *, rank: int = 0) -> dict[str, Any]:
@@ -61,9 +49,10 @@ def load(folder: Path, name: str, *, rank: int = 0) -> dict[str, Any]:
     return json.loads((folder / f"{name}-{rank}.json").read_text())
 
 
-def main(rank: int, num_ranks: int, folder: Path) -> None:
-    from deepspeed.utils import get_z3_leaf_modules
-
+def do_jobs(rank: int, num_ranks: int, folder: Path) -> None:
+    """What one rank does: every job of `jobs.json` in turn. Prints into `rank-<rank>.log`."""
+    write_output_to(folder / f"rank-{rank}.log")
+    os.environ |= {"LOCAL_RANK": str(rank)} | NO_COMPILER
     init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=num_ranks
     )
@@ -87,7 +76,3 @@ def main(rank: int, num_ranks: int, folder: Path) -> None:
         seen["leaves"] = leaves
         (folder / f"{name}-{rank}.json").write_text(json.dumps(seen))
     torch.distributed.barrier()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -148,7 +148,8 @@ def test_killed_at_ten_random_points_equals_uninterrupted(inputs: Path, tmp_path
 def test_a_full_disk_ends_the_run_and_is_gone_on_from(inputs: Path, tmp_path: Path) -> None:
     """No file may have more than 100,000 bytes at first: the sorted f-grams fit, blocks do not."""
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "tests.plain_precompute", str(inputs), str(out), "100000"]
+    program = [sys.executable, "-m", "tests.oracles.plain_precompute"]
+    command = [*program, str(inputs), str(out), "100000"]
     full = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert full.returncode == 1
     assert "File too large" in full.stderr.splitlines()[-1]

@@ -3,6 +3,7 @@ on as many ranks or on another number of them.
 """
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -53,9 +54,15 @@ def config_of(inputs: Path, out: Path, name: str, *, num_ranks: int) -> TrainCon
     )
 
 
-def train(inputs: Path, out: Path, *, num_ranks: int, stop: int = 8) -> Path:
+def train(
+    inputs: Path,
+    out: Path,
+    *,
+    num_ranks: int,
+    names: Iterable[str] = (*STAGES, "dropout"),
+    stop: int = 8,
+) -> Path:
     """One training for every job; it goes on from what lies in `out`."""
-    names = [*STAGES, "dropout"]
     configs = {name: config_of(inputs, out, name, num_ranks=num_ranks) for name in names}
     run_ranks(out, configs, num_ranks=num_ranks, stop=stop)
     return out
@@ -97,7 +104,7 @@ def resumed_alone(
     inputs: Path, interrupted: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """From two ranks to one, up to step 7, with a state of step 6."""
-    return train(inputs, copy_of(interrupted, tmp_path_factory), num_ranks=1, stop=7)
+    return train(inputs, copy_of(interrupted, tmp_path_factory), num_ranks=1, names=STAGES, stop=7)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +112,7 @@ def resumed_twice(
     inputs: Path, resumed_alone: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """And from one rank to two."""
-    return train(inputs, copy_of(resumed_alone, tmp_path_factory), num_ranks=2)
+    return train(inputs, copy_of(resumed_alone, tmp_path_factory), num_ranks=2, names=STAGES)
 
 
 def copy_of(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
