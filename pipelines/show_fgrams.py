@@ -2,13 +2,14 @@
 
 import sys
 
-import tyro
-
+from ray_jobs.runtime.options import read_command
 from scone_core.fgrams.inspection import Compare, Coverage, Lookup, Top, render
 
+COMMANDS = {"top": Top, "lookup": Lookup, "compare": Compare, "coverage": Coverage}
+
 if __name__ == "__main__":
-    command = tyro.cli(Top | Lookup | Compare | Coverage, description=__doc__)
     try:
+        command = read_command(COMMANDS, description=__doc__)
         print(render(command.tables(), command.form))
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -1,30 +1,29 @@
-"""Options -> a stage's run; whatever fails ends in one line."""
+"""a script's options -> a stage's run, and one line for whatever fails."""
 
 import os
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-import tyro
 from ray.exceptions import RayError, UserCodeException
 from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
 from ray.train.v2.api.exceptions import RayTrainError, WorkerGroupError
 
 from ray_jobs.runtime.config import Config
+from ray_jobs.runtime.options import read_options
 from scone_core.artifacts.config import Role, StageConfig
 from scone_core.artifacts.manifests import Manifest
 
 RETRY_NOTE = "\nFailed to apply UDF transform"
-"""Where Ray Data's advice on retries begins, which it adds to every message of a task."""
+"""Ray Data adds advice on retries to every message of a task; the advice begins here."""
 
 
-def main(kind: type[Config], run: Callable[[Config], Manifest | None]) -> None:
+def main(kind: type[Config], run: Callable[[Config], Manifest]) -> None:
     """Run a stage from the command line: bad input ends in one `error:` line and exit code 1."""
-    config = tyro.cli(kind, description=run.__doc__)
     with one_line_errors():
+        config = read_options(kind, description=run.__doc__)
         refuse_relative_paths(config)
         manifest = run(config)
-    if manifest is not None:
         print(f"{manifest.contract} at {config.out} (fingerprint {manifest.fingerprint[:12]})")
 
 
@@ -39,7 +38,9 @@ def one_line_errors() -> Generator[None]:
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The exception of the user's task or train loop behind Ray's wrappers."""
+    """The exception that a task or a train loop raised, without the wrappers that Ray puts around
+    it.
+    """
     while isinstance(error, RayError | RayTrainError | UserCodeException):
         cause = getattr(error, "cause", None) or error.__cause__
         if isinstance(error, WorkerGroupError):
@@ -53,8 +54,11 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def refuse_relative_paths(config: StageConfig) -> None:
-    """A submitted job runs in a temporary copy of its working folder: a relative output would
-    vanish with it.
+    """Refuse relative paths in a submitted job: it runs in a temporary copy of its working folder,
+    and what it writes there vanishes with the copy.
+
+    Raises:
+        ValueError: names the option and its value.
     """
     if "working_dir_files" not in os.getcwd():
         return
