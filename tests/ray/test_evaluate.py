@@ -13,13 +13,12 @@ from ray_jobs.evaluate import evaluate
 from ray_jobs.evaluate.config import EvaluateConfig
 from ray_jobs.precompute import precompute
 from ray_jobs.precompute.config import PrecomputeConfig
-from ray_jobs.runtime.config import Tracking
 from ray_jobs.tokenize import tokenize_corpus
 from ray_jobs.tokenize.config import TokenizeConfig
 from scone_core.artifacts.manifests import ArtifactError, FGramsManifest, load_manifest
 from scone_core.corpus.tokenizer import Tokenizer
 from scone_core.evaluation.embed import embed_on_the_fly
-from scone_core.evaluation.scores import ALL_SOURCES
+from scone_core.evaluation.scores import ALL_SOURCES, EvaluationManifest
 from scone_core.evaluation.sources import read_sources
 from scone_core.evaluation.task_files import read_questions
 from scone_core.evaluation.zero_shot import answer_questions, task_score
@@ -71,7 +70,6 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
             fgrams=str(folder / "fgrams"),
             row_format="fp32",
             num_actors=1,
-            tracking=Tracking(uri=f"sqlite:///{folder}/mlflow.db"),
         )
     )
     return folder
@@ -90,26 +88,36 @@ def write_quiz(folder: Path) -> None:
     write_task(folder, QUIZ, quiz)
 
 
-@pytest.fixture
-def config(artifacts: Path, tmp_path: Path) -> EvaluateConfig:
+def config_for(artifacts: Path, out: Path) -> EvaluateConfig:
     return EvaluateConfig(
-        out=str(tmp_path / "evaluation"),
+        out=str(out),
         checkpoint=str(artifacts / "checkpoint"),
         tokens=str(artifacts / "tokens"),
         fgrams=str(artifacts / "fgrams"),
         sequence_length=16,
         num_actors=1,  # each imports for seconds
-        tracking=Tracking(uri=f"sqlite:///{artifacts}/mlflow.db"),
     )
+
+
+@pytest.fixture
+def config(artifacts: Path, tmp_path: Path) -> EvaluateConfig:
+    return config_for(artifacts, tmp_path / "evaluation")
+
+
+@pytest.fixture(scope="module")
+def evaluated(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> EvaluateConfig:
+    """A finished evaluation of text and a task, on the fly."""
+    config = config_for(artifacts, tmp_path_factory.mktemp("evaluated") / "evaluation")
+    config = config.replace(task_files=str(artifacts / "task_files"), tasks=(QUIZ,))
+    evaluate.run(config)
+    return config
 
 
 def test_table_gives_the_perplexity_of_the_fgram_model(
-    config: EvaluateConfig, artifacts: Path, tmp_path: Path
+    evaluated: EvaluateConfig, config: EvaluateConfig, artifacts: Path
 ) -> None:
-    of_fly = evaluate.run(config)
-    of_table = evaluate.run(
-        config.replace(out=str(tmp_path / "from_table"), table=str(artifacts / "table"))
-    )
+    of_fly = load_manifest(EvaluationManifest, evaluated.out)
+    of_table = evaluate.run(config.replace(table=str(artifacts / "table")))
     fly, table = (manifest.text[ALL_SOURCES] for manifest in (of_fly, of_table))
     assert table.perplexity == pytest.approx(fly.perplexity, rel=1e-6)
     assert (table.hit_rate, table.mean_match_length) == (fly.hit_rate, fly.mean_match_length)
@@ -118,12 +126,11 @@ def test_table_gives_the_perplexity_of_the_fgram_model(
 
 
 def test_every_source_and_task_is_in_mlflow_with_its_interval(
-    config: EvaluateConfig, artifacts: Path
+    evaluated: EvaluateConfig, tracking: str
 ) -> None:
-    config = config.replace(task_files=str(artifacts / "task_files"), tasks=(QUIZ,))
-    manifest = evaluate.run(config)
+    manifest = load_manifest(EvaluationManifest, evaluated.out)
     assert manifest.text.keys() == {ALL_SOURCES, "books", "web"}
-    client = mlflow.MlflowClient(config.tracking.uri)
+    client = mlflow.MlflowClient(tracking)
     (experiment,) = client.search_experiments(filter_string="name = 'scone'")
     (run,) = client.search_runs(
         [experiment.experiment_id], f"tags.`scone.fingerprint` = '{manifest.fingerprint}'"
@@ -174,12 +181,10 @@ def test_tasks_are_answered_as_if_asked_directly(
 
 
 def test_bytes_do_not_depend_on_the_number_of_actors(
-    config: EvaluateConfig, artifacts: Path, tmp_path: Path
+    evaluated: EvaluateConfig, tmp_path: Path
 ) -> None:
-    config = config.replace(task_files=str(artifacts / "task_files"), tasks=(QUIZ,))
-    evaluate.run(config)
-    evaluate.run(config.replace(out=str(tmp_path / "other"), num_actors=2))
-    assert snapshot(tmp_path / "other") == snapshot(Path(config.out))
+    evaluate.run(evaluated.replace(out=str(tmp_path / "other"), num_actors=2))
+    assert snapshot(tmp_path / "other") == snapshot(Path(evaluated.out))
 
 
 @pytest.mark.parametrize(
