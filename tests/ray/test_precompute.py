@@ -72,7 +72,7 @@ def config_for(inputs: Path, out: Path, **changes: object) -> PrecomputeConfig:
 
 
 def arguments(config: PrecomputeConfig) -> list[str]:
-    names = ("checkpoint", "fgrams", "out", "rows")
+    names = ("checkpoint", "fgrams", "out", "row_format")
     names += ("rows_per_shard", "fgrams_per_block", "fgrams_per_forest")
     return [
         word
@@ -248,7 +248,7 @@ def test_a_plain_baseline_is_refused(inputs: Path, tmp_path: Path) -> None:
 
 def test_the_output_of_another_configuration_is_refused_by_field(inputs: Path, table: Path) -> None:
     before = snapshot(table)
-    with pytest.raises(ArtifactError, match="rows: 'fp32' there, 'fp16' here"):
+    with pytest.raises(ArtifactError, match="row_format: 'fp32' there, 'fp16' here"):
         run(config_for(inputs, table, row_format="fp16"))
     assert snapshot(table) == before
 
