@@ -33,8 +33,11 @@ $(READY): constraints.txt pyproject.toml
 quickstart: $(READY)
 	$(BIN)/python pipelines/end_to_end.py --root $(RUN)
 
+# Two processes take one file of tests after another: one works while the other waits for Ray.
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
+
 test: $(READY)
-	$(BIN)/python -m pytest --durations 20 tests/unit tests/contract tests/ray
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --durations 20 tests/ray tests/contract tests/unit
 	$(BIN)/python -m pytest --durations 10 tests/serve
 
 check: $(READY)
