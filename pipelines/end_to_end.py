@@ -1,15 +1,14 @@
 """The whole story: text becomes f-grams, two trained models, a table, and a served model."""
 
 import json
-import os
 import time
 
-import tyro
-
-from pipelines.recipes import Recipe, quickstart
+from pipelines.recipes import Recipe, RecipeChoice, build_recipe
 from ray_jobs.count import fgram_count
 from ray_jobs.evaluate import evaluate
 from ray_jobs.precompute import precompute
+from ray_jobs.runtime.command_line import one_line_errors
+from ray_jobs.runtime.options import read_options
 from ray_jobs.runtime.tracking import tracking_uri
 from ray_jobs.serve import export, measure_decode
 from ray_jobs.tokenize import tokenize_corpus
@@ -22,8 +21,7 @@ def run(recipe: Recipe) -> dict[str, float]:
     started = time.monotonic()
 
     chapter("1 tokenize: training text and held-out text")
-    tokens = tokenize_corpus.run(recipe.train_tokens)
-    tokenize_corpus.run(recipe.validation_tokens)
+    tokens, *_ = [tokenize_corpus.run(config) for config in recipe.tokens]
 
     chapter("2 count: which n-grams are frequent")
     fgrams = fgram_count.run(recipe.fgrams)
@@ -44,7 +42,7 @@ def run(recipe: Recipe) -> dict[str, float]:
     export.run(recipe.export_baseline)
     export.run(recipe.export_scone)
     decode = measure_decode.run(recipe.decode)
-    print(f"serve: the model goes on with: {decode.answer!r}")
+    print(f"serve: the model continues the first prompt with {decode.answer!r}")
 
     return {
         "documents": tokens.num_documents,
@@ -67,18 +65,18 @@ def chapter(title: str) -> None:
     print(f"\n== {title}", flush=True)
 
 
-def main(root: str = "runs/quickstart") -> None:
-    """Run the quickstart recipe below `root` and print what came out of it."""
-    recipe = quickstart(os.path.abspath(root))
+def main(choice: RecipeChoice) -> None:
+    """Run the chosen recipe and print its numbers, for people and as one line of JSON."""
+    recipe = build_recipe(choice)
     numbers = run(recipe)
     print()
     for name, value in numbers.items():
-        print(
-            f"{name:24} {value:>16,.4f}" if isinstance(value, float) else f"{name:24} {value:>16,}"
-        )
+        digits = ",.4f" if isinstance(value, float) else ","
+        print(f"{name:24} {value:>16{digits}}")
     print(f"\nevery run, with plots:  mlflow ui --backend-store-uri {tracking_uri(recipe.scone)}")
     print(json.dumps(numbers), flush=True)
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    with one_line_errors():
+        main(read_options(RecipeChoice, description=__doc__))

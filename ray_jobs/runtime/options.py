@@ -133,7 +133,7 @@ def _explain(kind: type[BaseModel], name: str, error: ValidationError) -> str:
 
 
 def _unknown(kind: type[BaseModel], name: str) -> str:
-    if name == "contract":
+    if name in ("config", "contract"):
         return "this is a whole manifest; give what it holds under its key `config`"
     close = get_close_matches(name.replace("-", "_"), _names(kind), n=1)
     remedy = f"did you mean {close[0]!r}?" if close else "`--help` lists the options"
