@@ -1,6 +1,7 @@
-"""Counting: the kernels and their peers, the whole count without Ray and through it, its memory.
+"""Counting: the kernels and their peers, the whole count without Ray and on it, its memory.
 
-`make bench-count`. A table for people, one JSON line last. Rates are per CPU second, one thread.
+`make bench-count` prints a table for people, and one JSON line last. Rates are per CPU second of
+one thread.
 """
 
 import json
@@ -10,7 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,30 +21,23 @@ import tiktoken
 
 from benchmarks import count_corpora, count_peers
 from benchmarks.rounds import Metrics, interleaved_medians
-from ray_jobs.count import fgram_count
 from ray_jobs.count.config import CountConfig
-from ray_jobs.count.plan import make_plan
 from ray_jobs.runtime.cluster import connect
 from ray_jobs.runtime.config import Cluster
+from ray_jobs.runtime.units import run_units
 from ray_jobs.tokenize.config import TokenizeConfig
 from ray_jobs.tokenize.worker import ShardWriter, to_table
-from scone_core.artifacts.manifests import Shard, TokensManifest, load_manifest
+from scone_core.artifacts.manifests import TokensManifest, load_manifest
+from scone_core.artifacts.units import DoUnits, R
 from scone_core.corpus.documents import DocumentFormat, read_packs
 from scone_core.corpus.input_files import find_files
 from scone_core.corpus.tokenizer import FastBpe
 from scone_core.counting.chunks import Chunk
+from scone_core.counting.count import count_fgrams
 from scone_core.counting.one_scan import count_groups, sort_groups
 from scone_core.counting.plan import CountPlan
 from scone_core.counting.ranges import gather_range
-from scone_core.counting.units import (
-    Ranking,
-    Receipt,
-    assemble_fgrams,
-    map_chunk,
-    plan_ranges,
-    rank_ranges,
-    reduce_range,
-)
+from scone_core.counting.units import plan_ranges
 
 ROUNDS = 5
 KERNEL_TOKENS = 12_000_000
@@ -118,38 +112,58 @@ def _rate(run: Callable[[], object], amount: float) -> float:
     return amount / (time.process_time() - started)
 
 
-def plan_for(folder: str, scratch: Path) -> tuple[CountConfig, CountPlan]:
+def plan_for(folder: str, scratch: Path) -> CountPlan:
     config = CountConfig(
-        tokens=folder,
-        out=str(scratch / "out"),
-        num_fgrams=1 << 30,
-        memory_mb=BUDGET_MB,
-        rows_per_shard=ROWS_PER_SHARD,
-        cluster=Cluster(num_cpus=2, object_store_mb=256),
+        tokens=folder, out=str(scratch / "out"), num_fgrams=1 << 30, memory_mb=BUDGET_MB
     )
-    manifest = load_manifest(TokensManifest, folder)
-    return config, make_plan(config, manifest, str(scratch / "records"))
+    return config.plan(load_manifest(TokensManifest, folder), scratch=str(scratch / "records"))
 
 
-def count_plain(folder: str, scratch: Path) -> int:
-    """The whole count in this process, without Ray and index; the number of f-grams."""
-    _, plan = plan_for(folder, scratch)
-    for chunk in range(plan.num_chunks):
-        map_chunk(plan, 0, chunk)
-    cuts = plan_ranges(plan, 0)
-    receipts = [
-        reduce_range(plan, 0, cuts[i], cuts[i + 1], f"range-{i}") for i in range(len(cuts) - 1)
-    ]
-    ranking = rank_ranges(plan, receipts, num_fgrams=1 << 30)
-    for number in range(-(-ranking.num_fgrams // ROWS_PER_SHARD)):
-        _assemble(plan, receipts, ranking, str(scratch / "out"), number)
-    return ranking.num_fgrams
+def count(folder: str, scratch: Path, do_units: DoUnits) -> None:
+    """The whole count without its index, in an empty folder `scratch`; units run in `do_units`."""
+    count_fgrams(
+        plan_for(folder, scratch),
+        do_units,
+        num_fgrams=1 << 30,
+        out=str(scratch / "out"),
+        rows_per_shard=ROWS_PER_SHARD,
+    )
+
+
+def do_plain(
+    title: str,
+    names: Sequence[str],
+    unit: Callable[[int], R],
+    *,
+    kind: type[R],
+    folder: str,
+    memory_bytes: int = 0,
+) -> list[R]:
+    """A `DoUnits` in this process that writes no receipts."""
+    return [unit(number) for number in range(len(names))]
+
+
+def do_in(pool: multiprocessing.pool.Pool) -> DoUnits:
+    """A `DoUnits` in the plain processes of `pool` that writes no receipts."""
+
+    def do_units(
+        title: str,
+        names: Sequence[str],
+        unit: Callable[[int], R],
+        *,
+        kind: type[R],
+        folder: str,
+        memory_bytes: int = 0,
+    ) -> list[R]:
+        return pool.map(unit, range(len(names)), chunksize=1)
+
+    return do_units
 
 
 def measure_end_to_end(folder: str, scratch: Path) -> Metrics:
     """Arrow tokens in, spill, reduce, rank, Parquet out."""
     num_tokens = load_manifest(TokensManifest, folder).num_tokens
-    run = partial(_rate, partial(count_plain, folder, scratch), num_tokens / 1e6)
+    run = partial(_rate_plain, folder, scratch, num_tokens / 1e6)
     return {
         "end_to_end_mtok_s_per_core": interleaved_medians({"end to end Mtok/s": run}, ROUNDS)[
             "end to end Mtok/s"
@@ -157,42 +171,20 @@ def measure_end_to_end(folder: str, scratch: Path) -> Metrics:
     }
 
 
-def count_in_processes(folder: str, scratch: Path, pool: multiprocessing.pool.Pool) -> None:
-    """The units of the count in two plain processes."""
-    _, plan = plan_for(folder, scratch)
-    pool.map(partial(map_chunk, plan, 0), range(plan.num_chunks), chunksize=1)
-    cuts = plan_ranges(plan, 0)
-    names = plan.range_names(0, len(cuts) - 1)
-    reduces = [(plan, 0, cuts[i], cuts[i + 1], name) for i, name in enumerate(names)]
-    receipts = pool.starmap(reduce_range, reduces, chunksize=1)
-    ranking = rank_ranges(plan, receipts, num_fgrams=1 << 30)
-    assemble = partial(_assemble, plan, receipts, ranking, str(scratch / "out"))
-    pool.map(assemble, range(-(-ranking.num_fgrams // ROWS_PER_SHARD)), chunksize=1)
-
-
-def _assemble(
-    plan: CountPlan, receipts: list[Receipt], ranking: Ranking, out: str, number: int
-) -> Shard:
-    return assemble_fgrams(
-        plan, receipts, ranking, out=out, rows_per_shard=ROWS_PER_SHARD, number=number
-    )
-
-
-def count_with_ray(folder: str, scratch: Path) -> None:
-    """The same units through the stage's own Ray Data jobs, receipts and progress included."""
-    config, plan = plan_for(folder, scratch)
-    receipts = fgram_count.count_ranges(config, plan)
-    ranking = rank_ranges(plan, receipts, num_fgrams=1 << 30)
-    fgram_count.write_shards(config, plan, receipts, ranking)
+def _rate_plain(folder: str, scratch: Path, amount: float) -> float:
+    shutil.rmtree(scratch, ignore_errors=True)
+    return _rate(partial(count, folder, scratch, do_plain), amount)
 
 
 def measure_ray(folder: str, scratch: Path, num_rounds: int = 3) -> Metrics:
-    """Wall rates on two cores, processes and cluster started before."""
+    """Wall rates on two cores. Processes and cluster are started before; Ray's units also write
+    receipts and show progress, as those of users do.
+    """
     connect(Cluster(num_cpus=2, object_store_mb=256))
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         ways = {
-            "two processes s": partial(count_in_processes, folder, scratch, pool),
-            "Ray s": partial(count_with_ray, folder, scratch),
+            "two processes s": partial(count, folder, scratch, do_in(pool)),
+            "Ray s": partial(count, folder, scratch, run_units),
         }
         seconds = interleaved_medians(
             {n: partial(_wall, way, scratch) for n, way in ways.items()}, num_rounds
@@ -234,27 +226,27 @@ def measure_memory(corpora: dict[str, str], scratch: Path) -> Metrics:
 
 def _count_apart(folder: str, scratch: Path) -> tuple[float, float]:
     started = time.process_time()
-    count_plain(folder, scratch)
+    count(folder, scratch, do_plain)
     seconds = time.process_time() - started
     return seconds, peak_rss_mb()
 
 
 def peak_rss_mb() -> float:
-    """Of this process alone; `getrusage` would count its parent at the time of the fork."""
+    """The peak RSS of this process; `getrusage` would count its parent at the time of the fork."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").open())
     return int(status["VmHWM"].split()[0]) / 1024
 
 
 def num_distinct(folder: str, scratch: Path) -> int:
-    """Distinct n-grams of the chunks in `scratch`; those across cuts count more than once."""
-    _, plan = plan_for(folder, scratch)
+    """Distinct n-grams of the chunks in `scratch`; those that cuts divide count more than once."""
+    plan = plan_for(folder, scratch)
     chunks = [Chunk(path) for path in plan.chunk_paths(0)]
-    cuts = plan_ranges(plan, 0)
+    cuts = plan_ranges(plan, 0).cuts
     num = 0
     for lower, upper in zip(cuts[:-1], cuts[1:], strict=True):
         groups, _ = gather_range(chunks, plan.layout, lower, upper)
         groups = sort_groups(groups, plan.layout, min_size=2)
-        num += len(count_groups(groups, plan.layout, min_count=1).n_M)
+        num += count_groups(groups, plan.layout, min_count=1).num
     return num
 
 

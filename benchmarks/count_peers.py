@@ -1,4 +1,7 @@
-"""What else counts n-grams: the same tokens in, all n = 2 .. 5 at min_count out where they can."""
+"""tokens -> number of n-grams, n = 2 .. 5, at `min_count`: the engine and its peers.
+
+Every peer gets the same tokens; each docstring says what a peer leaves out.
+"""
 
 import importlib.util
 import os
@@ -13,7 +16,7 @@ from time import process_time
 import numpy as np
 import polars as pl
 
-from scone_core.counting import apriori
+from benchmarks.peers import apriori
 from scone_core.counting.one_scan import Piece, count_ngrams
 from scone_core.counting.records import Layout
 
@@ -23,12 +26,13 @@ Peer = Callable[[Piece], int]
 
 def one_scan(piece: Piece) -> int:
     layout = Layout(MAX_N, VOCAB_SIZE)
-    return len(count_ngrams([piece], layout, min_count=MIN_COUNT).n_M)
+    return count_ngrams([piece], layout, min_count=MIN_COUNT).num
 
 
 def a_priori(piece: Piece) -> int:
+    """The method of the SCONE paper."""
     layout = Layout(MAX_N, VOCAB_SIZE)
-    return len(apriori.count_ngrams([piece], layout, min_count=MIN_COUNT).n_M)
+    return apriori.count_ngrams([piece], layout, min_count=MIN_COUNT).num
 
 
 def polars(piece: Piece) -> int:
@@ -52,7 +56,7 @@ def polars(piece: Piece) -> int:
 
 
 def tokengrams(piece: Piece) -> int:
-    """The suffix array alone, from which counts are still to be read."""
+    """The time of the suffix array alone; counts would still have to be read from it."""
     from tokengrams import MemmapIndex  # the compiled module alone: the package wants datasets
 
     with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +66,7 @@ def tokengrams(piece: Piece) -> int:
 
 
 def kenlm(piece: Piece) -> float:
-    """CPU seconds of KenLM's `count_ngrams`, a part of `lmplz`: order 5 alone, ids as words."""
+    """CPU seconds of `count_ngrams`, a part of KenLM's `lmplz`; order 5 alone, ids as words."""
     ends_D = piece.offsets_D1[(piece.offsets_D1 > 0) & (piece.offsets_D1 <= piece.last)]
     documents = np.split(piece.tokens_L[: piece.last], ends_D)
     text = "\n".join(" ".join(map(str, document)) for document in map(np.ndarray.tolist, documents))
@@ -81,7 +85,7 @@ def kenlm(piece: Piece) -> float:
 
 
 def find_peers() -> dict[str, Peer]:
-    """The engines and peers that are here; the others are named with what they need."""
+    """The engine and the peers that are installed; prints what the others need."""
     peers: dict[str, Peer] = {"one_scan": one_scan, "a_priori": a_priori, "polars": polars}
     if folder := os.environ.get("TOKENGRAMS"):
         sys.path.append(folder)

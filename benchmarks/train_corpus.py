@@ -10,7 +10,7 @@ from ray_jobs.count.config import CountConfig
 from ray_jobs.tokenize.config import TokenizeConfig
 from scone_core.artifacts import storage
 from scone_core.artifacts.folders import claim, publish, shared_fields
-from scone_core.artifacts.manifests import FGramsManifest, Shard, TokensManifest
+from scone_core.artifacts.manifests import FGramsManifest, TokensManifest
 from scone_core.artifacts.shards import write_shard
 from scone_core.corpus.documents import DocumentFormat, read_packs
 from scone_core.corpus.input_files import find_files, fingerprint_files
@@ -20,8 +20,6 @@ from scone_core.counting.one_scan import count_ngrams
 from scone_core.counting.ranking import rank_range
 from scone_core.counting.records import Layout
 from scone_core.fgrams.fgram_shards import build_index, write_fgrams
-from scone_core.fgrams.index import INDEX
-from scone_core.fgrams.ngrams import NGrams
 
 NUM_FGRAMS = 512 << 10
 PACK_BYTES = 64 << 20
@@ -85,24 +83,22 @@ def _count(tokens: TokensManifest, data: TrainingData) -> FGramsManifest:
     layout = Layout(config.max_n, tokens.vocab_size)
     piece = load_piece(data.tokens, tokens.num_tokens)
     ranked = rank_range(count_ngrams([piece], layout, min_count=config.min_count))
-    top = NGrams(*(column[:NUM_FGRAMS] for column in ranked))
+    top = ranked.part(0, NUM_FGRAMS)
     shard = write_fgrams(data.fgrams, "fgrams-00000.parquet", top, first_id=0)
-    num_bytes, sha256 = build_index(
-        data.fgrams, f"{data.fgrams}/{INDEX}", [shard], vocab_size=tokens.vocab_size
-    )
+    index = build_index(data.fgrams, [shard], out=data.fgrams, vocab_size=tokens.vocab_size)
     tokenizer = storage.read_bytes(f"{data.tokens}/tokenizer.json")
     storage.write_bytes(f"{data.fgrams}/tokenizer.json", tokenizer)
     per_n = np.bincount(top.n_M, minlength=config.max_n + 1)
     manifest = FGramsManifest(
         **shared_fields(FGramsManifest, config, inputs),
         shards=(shard,),
-        index=Shard(name=INDEX, num_rows=len(top.n_M), num_bytes=num_bytes, sha256=sha256),
+        index=index,
         tokenizer_sha256=tokens.tokenizer_sha256,
         vocab_size=tokens.vocab_size,
         separator_id=tokens.separator_id,
         max_n=config.max_n,
         min_count=config.min_count,
-        num_fgrams=len(top.n_M),
+        num_fgrams=top.num,
         num_fgrams_per_n={n: int(per_n[n]) for n in range(2, config.max_n + 1)},
         num_tokens=tokens.num_tokens,
     )

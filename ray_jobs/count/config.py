@@ -1,4 +1,4 @@
-"""The options of the count stage, and the plan that follows from them and from the disk."""
+"""The options of the count stage, and the plan that follows from them."""
 
 from typing import Annotated, Self
 
@@ -6,16 +6,19 @@ from pydantic import Field, model_validator
 
 from ray_jobs.runtime.config import JobConfig
 from scone_core.artifacts import storage
-from scone_core.artifacts.config import InputPath, Resource, Role, StageConfig
-from scone_core.artifacts.manifests import ChunksManifest, TokensManifest, load_manifest
-from scone_core.counting.plan import (
-    Engine,
-    ScratchForm,
+from scone_core.artifacts.config import (
+    InputPath,
+    OptionalInputPath,
+    OptionalOutputPath,
+    Resource,
+    Role,
 )
+from scone_core.artifacts.manifests import ChunksManifest, TokensManifest, load_manifest
+from scone_core.counting.kept_chunks import load_chunks
+from scone_core.counting.options import CountOptions, ScratchForm, read_ngrams
+from scone_core.counting.plan import CountPlan, plan_count
 from scone_core.counting.records import MAX_N
 from scone_core.fgrams.trie import MAX_FGRAMS
-
-OptionalInput = Annotated[str | None, Role("input")]
 
 
 class CountConfig(JobConfig):
@@ -27,40 +30,40 @@ class CountConfig(JobConfig):
     """Folders or URIs of chunks/v1 artifacts that earlier counts kept: their documents are counted
     too, without being mapped again."""
     num_fgrams: int = Field(ge=1)
-    """Size of V_fgram: the most frequent n-grams of all lengths together; fewer where fewer reach
+    """F-grams to keep: the most frequent n-grams of all lengths together, or fewer if fewer reach
     `min_count`."""
     max_n: int = Field(default=5, ge=2, le=MAX_N)
-    """Longest n-grams, tokens."""
+    """Tokens of the longest n-grams."""
     min_count: int = Field(default=5, ge=1)
     """Rarer n-grams are never f-grams."""
     exclude_tokens: tuple[int, ...] = ()
     """No f-gram holds one of these token ids."""
-    include: OptionalInput = None
-    """Text file with one n-gram a line, as token ids with spaces between. They are f-grams however
-    rare, with all n-grams inside them; those beyond `num_fgrams` come on top of it."""
+    include: OptionalInputPath = None
+    """Text file with one n-gram a line, as token ids with spaces between. These n-grams and all
+    n-grams inside them become f-grams however rare, in addition to the `num_fgrams` most frequent.
+    """
     rows_per_shard: int = Field(default=1 << 22, ge=1)
     """F-grams per Parquet file."""
-    engine: Resource[Engine] = "one_scan"
-    """One scan over suffix records of 8 bytes per token (16 at most), or the paper's max_n - 1
-    a-priori scans with about 7, however long the n-grams. Both give the same bytes."""
-    scratch: Annotated[str | None, Role("output")] = None
-    """Folder or URI that every worker sees; by default inside `out`. Removed at the end."""
+    scratch: OptionalOutputPath = None
+    """Folder or URI that every worker sees, for records of 8 to 16 bytes per token; by default
+    inside `out`. It is removed at the end."""
     scratch_mb: Resource[int | None] = Field(default=None, ge=1)
-    """Scratch space to use, MiB; by default what is free. Where records do not fit, the corpus is
-    mapped in several rounds over first tokens."""
+    """Scratch space to use, MiB; by default all that is free. If the records do not fit, the corpus
+    is mapped in several rounds, each of which keeps the records of its own first tokens."""
     scratch_form: Resource[ScratchForm] = "raw"
-    """compressed: half the bytes for twice the time, worth it on slow disks."""
-    keep_chunks: Annotated[str | None, Role("output")] = None
+    """`compressed` needs half the scratch space and twice the time; it is faster on slow disks."""
+    keep_chunks: OptionalOutputPath = None
     """Folder or URI where the grouped records stay as a chunks/v1 artifact, for later counts."""
-    held_out: Annotated[str | None, Role("resource")] = None
-    """Folder or URI of a tokens/v1 artifact whose documents were not counted: the coverage curve is
-    computed on it as well."""
+    held_out: Resource[str | None] = None
+    """Folder or URI of a tokens/v1 artifact whose documents were not counted; a second coverage
+    curve is computed on it."""
     memory_mb: Resource[int] = Field(default=1024, ge=1)
-    """Memory of one task, MiB; decides the number of chunks and ranges."""
+    """Memory of one task, MiB. It decides the number of chunks and ranges."""
     num_chunks: Resource[int | None] = Field(default=None, ge=1)
     """Parts of the corpus that are mapped one by one; by default from `memory_mb`, at least 8."""
     num_ranges: Resource[int | None] = Field(default=None, ge=1)
-    """Ranges of n-grams that are reduced one by one, about; by default from `memory_mb`."""
+    """Approximate number of ranges of n-grams, which are reduced one by one; by default from
+    `memory_mb`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -68,20 +71,49 @@ class CountConfig(JobConfig):
             raise ValueError(
                 f"num_fgrams={self.num_fgrams}: f-gram ids have 32 bits, so {MAX_FGRAMS} at most"
             )
-        needs_records = self.keep_chunks or self.chunks or self.include
-        if self.engine == "a_priori" and needs_records:
-            raise ValueError("keep_chunks, chunks, include: they need engine='one_scan'")
         return self
 
     def input_fingerprints(self, tokens: TokensManifest) -> dict[str, str]:
-        """Of everything that is counted, whatever the order in which it is named."""
+        """The fingerprints of everything that is counted; the order of `chunks` changes nothing."""
         kept = [load_manifest(ChunksManifest, folder).fingerprint for folder in self.chunks]
         inputs = {"tokens": tokens.fingerprint}
         inputs |= {f"chunks-{i}": found for i, found in enumerate(sorted(kept))}
         return inputs | ({"include": storage.sha256_of(self.include)} if self.include else {})
 
+    def options(self, tokens: TokensManifest) -> CountOptions:
+        """What to look for in a corpus.
 
-class ChunksConfig(StageConfig):
-    """What decides the content of a chunks/v1 artifact."""
+        Raises:
+            ValueError: names the line of the file `include` that is no n-gram.
+        """
+        include = ()
+        if self.include:
+            include = read_ngrams(
+                self.include, tokens, max_n=self.max_n, exclude_tokens=self.exclude_tokens
+            )
+        return CountOptions(
+            max_n=self.max_n,
+            min_count=self.min_count,
+            scratch_form=self.scratch_form,
+            include=include,
+            exclude_tokens=self.exclude_tokens,
+        )
 
-    max_n: int
+    def plan(self, tokens: TokensManifest, *, scratch: str) -> CountPlan:
+        """How the count is cut into units, in one round.
+
+        Raises:
+            ValueError: memory, records or the index are too small.
+            ArtifactError: `chunks` are of another tokenizer or another `max_n`.
+        """
+        return plan_count(
+            self.tokens,
+            tokens,
+            self.options(tokens),
+            scratch=scratch,
+            memory_bytes=self.memory_mb << 20,
+            chunk_folder=self.keep_chunks,
+            num_chunks=self.num_chunks,
+            num_ranges=self.num_ranges,
+            kept=load_chunks(self.chunks, tokens, max_n=self.max_n),
+        )

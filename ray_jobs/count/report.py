@@ -1,6 +1,5 @@
-"""Figures and metrics of a count, for MLflow."""
+"""a finished count -> the metrics and figures of its run."""
 
-import mlflow
 import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
@@ -8,6 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from ray_jobs.count.config import CountConfig
+from ray_jobs.runtime.tracking import RunLog
 from scone_core.artifacts.manifests import FGramsManifest
 from scone_core.fgrams.coverage import coverage_curve, curve_sizes, held_out_curve
 from scone_core.fgrams.index import FGramIndex
@@ -21,12 +21,12 @@ COLOURS = {
     7: "#66ccee",
     8: "#bbbbbb",
 }
-"""Paul Tol's bright scheme, told apart by colour-blind readers too."""
+"""Paul Tol's bright scheme, whose colours colour-blind readers can tell apart, too."""
 INK = "#333333"
 
 
 def rank_frequency_figure(runs: pl.DataFrame) -> Figure:
-    """Count against rank, all f-grams together and per n; `runs` as from `ranking.rank_runs`."""
+    """Count against rank, all f-grams together and per n; `runs` is as from `ranking.rank_runs`."""
     figure, axes = _figure("Rank and frequency", x="rank", y="occurrences in the corpus")
     _step(axes, runs, label="all", color=INK, linewidth=2.2)
     for (n,), part in sorted(runs.group_by("n")):
@@ -38,7 +38,7 @@ def rank_frequency_figure(runs: pl.DataFrame) -> Figure:
 
 
 def coverage_figure(curve: pl.DataFrame) -> Figure:
-    """Hit rate and mean match length against the number of f-grams; `curve` as from
+    """Hit rate and mean match length against the number of f-grams; `curve` is as from
     `coverage.coverage_curve`.
     """
     figure, axes = _figure("What the first S f-grams cover", x="number of f-grams S", y="hit rate")
@@ -87,7 +87,7 @@ def _figure(title: str, *, x: str, y: str) -> tuple[Figure, Axes]:
 
 
 def _step(axes: Axes, runs: pl.DataFrame, *, label: str, color: str, linewidth: float) -> None:
-    """Both ends of each class of equal counts, so that ties show as steps."""
+    """Draw both ends of each class of equal counts, so that ties show as steps."""
     classes = runs.group_by("count").agg(pl.col("num").sum()).sort("count", descending=True)
     last = classes["num"].cum_sum().to_numpy()
     first = last - classes["num"].to_numpy() + 1
@@ -99,20 +99,25 @@ def _step(axes: Axes, runs: pl.DataFrame, *, label: str, color: str, linewidth: 
 
 
 def log_count(
-    config: CountConfig, manifest: FGramsManifest, runs: pl.DataFrame, *, seconds: float
+    config: CountConfig,
+    manifest: FGramsManifest,
+    runs: pl.DataFrame,
+    log: RunLog,
+    *,
+    seconds: float,
 ) -> None:
-    """Metrics and plots to MLflow, one line to the terminal."""
+    """Log metrics and plots of a count, and print its coverage."""
     sizes = curve_sizes(manifest.num_fgrams)
     coverage = coverage_curve(runs, num_tokens=manifest.num_tokens, sizes=sizes)
     if config.held_out:
-        _log_held_out(config, config.held_out, manifest)
+        _log_held_out(config, config.held_out, manifest, log)
     _, hit_rate, mean_match_length = coverage.row(-1)
     print(
         f"count: {manifest.num_fgrams:,} f-grams; on the counted corpus hit rate "
         f"{hit_rate:.3f}, mean match length {mean_match_length:.2f}"
     )
     per_n = {f"num_fgrams_{n}": num for n, num in manifest.num_fgrams_per_n.items()}
-    mlflow.log_metrics(
+    log.log_metrics(
         {
             "num_fgrams": manifest.num_fgrams,
             "hit_rate": hit_rate,
@@ -122,19 +127,21 @@ def log_count(
             **per_n,
         }
     )
-    mlflow.log_text(coverage.write_csv(), "coverage.csv")
-    mlflow.log_figure(rank_frequency_figure(runs), "rank_frequency.png")
-    mlflow.log_figure(coverage_figure(coverage), "coverage.png")
-    mlflow.log_figure(fgrams_per_n_figure(manifest.num_fgrams_per_n), "fgrams_per_n.png")
+    log.log_text(coverage.write_csv(), "coverage.csv")
+    log.log_figure(rank_frequency_figure(runs), "rank_frequency.png")
+    log.log_figure(coverage_figure(coverage), "coverage.png")
+    log.log_figure(fgrams_per_n_figure(manifest.num_fgrams_per_n), "fgrams_per_n.png")
 
 
-def _log_held_out(config: CountConfig, held_out: str, manifest: FGramsManifest) -> None:
+def _log_held_out(
+    config: CountConfig, held_out: str, manifest: FGramsManifest, log: RunLog
+) -> None:
     index = FGramIndex.map(config.out, manifest)
     curve = held_out_curve(index, held_out, tokenizer_sha256=manifest.tokenizer_sha256)
     _, hit_rate, mean_match_length = curve.row(-1)
     print(f"count: held out: hit rate {hit_rate:.3f}, mean match length {mean_match_length:.2f}")
-    mlflow.log_metrics(
+    log.log_metrics(
         {"held_out_hit_rate": hit_rate, "held_out_mean_match_length": mean_match_length}
     )
-    mlflow.log_text(curve.write_csv(), "coverage_held_out.csv")
-    mlflow.log_figure(coverage_figure(curve), "coverage_held_out.png")
+    log.log_text(curve.write_csv(), "coverage_held_out.csv")
+    log.log_figure(coverage_figure(curve), "coverage_held_out.png")

@@ -1,10 +1,11 @@
 """grouped records <-> chunk files: a reader takes some groups of all chunks, one slice of each.
 
-A chunk file is, little-endian: six int64 (first token, groups, records, `sorted_from`, bytes of a
-record's high part, block size or 0), the starts of its groups, then the column of low words and
-that of high parts. A column is raw, or blocks of `block` records: their ends in bytes, then each
-block as zstd over the differences of its records (4 bytes per record of sorted English, instead of
-8). Groups of at least `sorted_from` records are sorted, so a reader can take a part of one.
+A chunk file is little-endian. It has six int64 (first token, groups, records, `sorted_from`, bytes
+of a record's high part, block size or 0), the starts of its groups, the column of low words and the
+column of high parts. A column is raw, or it consists of blocks of `block` records: first the ends
+of the blocks in bytes, then each block as zstd over the differences of its records (4 bytes per
+record of sorted English, instead of 8). Groups of at least `sorted_from` records are sorted, so a
+reader can take a part of one.
 
 Shapes: G groups, R records.
 """
@@ -74,7 +75,7 @@ def _decompress(data: pa.Buffer, num: int, dtype: np.dtype) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A chunk file of which only what is asked for is read."""
+    """A chunk file. Each call reads only the part of the file that it returns."""
 
     path: str
 
@@ -102,14 +103,14 @@ class Chunk:
         return self._header[3]
 
     def starts(self, first_token: int, last_token: int) -> np.ndarray:
-        """Where the groups of the tokens `first_token` to `last_token` start, and where the one
-        before `last_token` ends: int64 [last_token - first_token + 1].
+        """Where the groups of the tokens `first_token` to `last_token - 1` start, and where the
+        last of them ends: int64 [last_token - first_token + 1].
         """
         offset = (HEADER_WORDS + first_token - self._header[0]) * 8
         return self._read(offset, last_token - first_token + 1, np.dtype(np.int64))
 
     def records(self, first: int, last: int) -> Records:
-        """The records `first` to `last`.
+        """The records `first` to `last - 1`.
 
         Raises:
             ArtifactError: the file is missing or truncated.
@@ -124,7 +125,7 @@ class Chunk:
         return Records(low_R, read(place, first, last, np.dtype(f"u{high_bytes}")))
 
     def find(self, first: int, last: int, value: int) -> int:
-        """Where `value` is, or would be, among the sorted records `first` to `last`."""
+        """Where `value` is, or would be, among the sorted records `first` to `last - 1`."""
         return bisect_left(range(first, last), value, key=self.value) + first
 
     def value(self, i: int) -> int:
@@ -141,9 +142,9 @@ class Chunk:
         bounds = self._read(place + begin * 8, end - begin + 1, np.dtype(np.int64))
         content = place + (self._num_blocks + 1) * 8
         parts = []
-        for number, (low, high) in enumerate(zip(bounds[:-1], bounds[1:], strict=True), begin):
+        for block_index, (low, high) in enumerate(zip(bounds[:-1], bounds[1:], strict=True), begin):
             data = self._file.read_at(int(high - low), content + int(low))
-            num = min(block, num_records - number * block)
+            num = min(block, num_records - block_index * block)
             parts.append(_decompress(data, num, dtype))
         return np.concatenate(parts)[first - begin * block : last - begin * block]
 

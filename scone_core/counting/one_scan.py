@@ -1,9 +1,10 @@
 """documents -> exact counts of all n-grams, n = 2 .. max_n, in one scan: suffix records, grouped
 by token, sorted.
 
-Every position writes one record (see `records`) into the group of its token. Sorted, equal prefixes
-of any length are adjacent, so one pass over the runs counts every n at once and nothing is pruned
-before it is complete. (Truncated suffix sort after Berberich and Bedathur, EDBT 2013.)
+Every position writes one record (see `records`) into the group of its token. Equal prefixes of any
+length are adjacent once a group is sorted, so one pass over the runs counts every n at once, and
+nothing is pruned before it is complete. (Truncated suffix sort after Berberich and Bedathur,
+EDBT 2013.)
 
 Shapes: L tokens, D documents, G groups, R records, M n-grams, K max_n.
 """
@@ -20,7 +21,7 @@ from scone_core.machine.buffers import buffer
 
 
 class Piece(NamedTuple):
-    """Positions `first` to `last` of a flat token stream; documents may reach beyond both."""
+    """Positions `first` to `last - 1` of a flat token stream; documents may reach beyond both."""
 
     tokens_L: np.ndarray
     """Unsigned integers below the vocabulary size."""
@@ -35,16 +36,17 @@ class Groups(NamedTuple):
 
     first_token: int
     starts_G1: np.ndarray
-    """int64, group g is records starts_G1[g] to starts_G1[g + 1]."""
+    """int64, group g is the records starts_G1[g] to starts_G1[g + 1] - 1."""
     records: Records
 
-    def group(self, number: int) -> Records:
-        return self.records.part(int(self.starts_G1[number]), int(self.starts_G1[number + 1]))
+    def group(self, group_index: int) -> Records:
+        first, last = self.starts_G1[group_index : group_index + 2].tolist()
+        return self.records.part(first, last)
 
 
 def count_ngrams(pieces: Iterable[Piece], layout: Layout, *, min_count: int) -> NGrams:
-    """All n-grams that occur at least `min_count` times in `pieces`, in memory, in one go. Valid
-    until the next call.
+    """All n-grams that occur at least `min_count` times in `pieces`, counted in memory. Valid until
+    the next call.
     """
     groups = group_records(list(pieces), layout)
     groups = sort_groups(groups, layout, min_size=min_count)
@@ -91,8 +93,8 @@ def starts_of(sizes_G: np.ndarray) -> np.ndarray:
 
 
 def sort_groups(groups: Groups, layout: Layout, *, min_size: int) -> Groups:
-    """The groups, those of at least `min_size` records sorted. Uses up what it is given; valid
-    until the next call.
+    """The groups with those of at least `min_size` records sorted. Overwrites `groups`; valid until
+    the next call.
     """
     low_R, high_R = groups.records
     min_size = max(min_size, 2)
@@ -134,14 +136,18 @@ def count_groups(groups: Groups, layout: Layout, *, min_count: int) -> NGrams:
         min_count,
         *found,
     )
-    return NGrams(*(column[:num] for column in found))
+    return found.part(0, num)
 
 
 def join_groups(
     sizes_G: np.ndarray, layout: Layout, parts: Iterable[tuple[slice, np.ndarray, Records]]
 ) -> Records:
-    """Join the groups of several parts: each is some groups, where they start, and records. Valid
-    until the next call.
+    """The records of several parts, joined group by group. Valid until the next call.
+
+    Args:
+        sizes_G: records of each joined group, all parts together.
+        parts: for each part the joined groups that it has records of, where they start (int64, one
+            more than groups), and its records.
     """
     next_G = starts_of(sizes_G)[:-1]
     joined = _records("records", int(sizes_G.sum()), layout)

@@ -1,27 +1,23 @@
-"""tokens/v1 + memory and disk at hand -> CountPlan: how a count is cut into units of work.
+"""tokens/v1 + the memory of a worker -> CountPlan: how a count is cut into units of work.
 
-Chunks are parts of the corpus, ranges parts of the order of n-grams; both only bound memory. Rounds
-bound scratch space: each maps all chunks but keeps the records of its own first tokens alone.
+A chunk is a part of the corpus, a range is a part of the order of n-grams; both only bound memory.
+A round bounds scratch space: it maps all chunks but keeps only the records of its own first tokens
+(`rounds`).
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Literal
-
-import numpy as np
+from collections.abc import Sequence
 
 from scone_core.artifacts import storage
 from scone_core.artifacts.config import Frozen
-from scone_core.artifacts.manifests import ArtifactError, Shard, TokensManifest
-from scone_core.artifacts.shards import verify_shards
-from scone_core.corpus.token_shards import map_documents
-from scone_core.counting.one_scan import Piece, count_ngrams, count_tokens
+from scone_core.artifacts.manifests import TokensManifest
+from scone_core.counting.options import CountOptions
 from scone_core.counting.records import Layout
+from scone_core.fgrams.trie import MAX_VOCAB
 
 CHUNK_TOKENS, RANGE_RECORDS = 8 << 20, 8 << 20
-"""Small enough to share work among many workers, large enough for long reads; more only when their
-number would pass MAX_UNITS."""
+"""Small enough to share work among many workers, large enough for long reads. Both grow when there
+would be more than MAX_UNITS units."""
 MAX_UNITS = 4096
 MIN_CHUNKS, MIN_RANGES = 8, 4
 """Small corpora take the same path as large ones."""
@@ -29,10 +25,6 @@ WORKER_BYTES = 350 << 20
 """Resident memory of a worker before its first unit: interpreter, Ray, Arrow, compiled kernels."""
 ROW_BYTES = 75
 """Peak bytes per n-gram of a range: 29 as counted, 29 in rank order, the order itself."""
-SAMPLE_TOKENS = 1 << 20
-
-Engine = Literal["one_scan", "a_priori"]
-ScratchForm = Literal["raw", "compressed"]
 
 
 class KeptChunk(Frozen):
@@ -47,30 +39,24 @@ class CountPlan(Frozen):
 
     tokens: str
     manifest: TokensManifest
+    options: CountOptions
     scratch: str
     chunk_folder: str
-    max_n: int
-    min_count: int
     num_chunks: int
     range_records: int
-    """Records of a range, about."""
+    """Approximate number of records of a range."""
     round_tokens: tuple[int, ...]
-    """First tokens at which the rounds begin, and the end of the last."""
-    engine: Engine = "one_scan"
-    scratch_form: ScratchForm = "raw"
+    """The first tokens at which rounds begin, and the end of the last round."""
     kept: tuple[KeptChunk, ...] = ()
     is_mapped: bool = False
     """The chunks of `tokens` are among those kept."""
-    include: tuple[tuple[int, ...], ...] = ()
-    """N-grams that become f-grams however rare, closed under prefixes and suffixes."""
-    exclude_tokens: tuple[int, ...] = ()
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.max_n, self.manifest.vocab_size)
+        return Layout(self.options.max_n, self.manifest.vocab_size)
 
     def with_rounds(self, round_tokens: Sequence[int]) -> "CountPlan":
-        """The plan in rounds that begin at these first tokens, the end of the last included."""
+        """The plan with rounds that begin at these first tokens, the end of the last included."""
         return CountPlan.model_validate({**dict(self), "round_tokens": tuple(round_tokens)})
 
     def with_mapped(self, chunks: Sequence[KeptChunk]) -> "CountPlan":
@@ -79,12 +65,17 @@ class CountPlan(Frozen):
         return CountPlan.model_validate({**dict(self), **changes})
 
     @property
+    def keeps_chunks(self) -> bool:
+        """The chunk files are an artifact of their own, which stays."""
+        return self.chunk_folder != self.scratch
+
+    @property
     def num_rounds(self) -> int:
         return len(self.round_tokens) - 1
 
     @property
     def num_tokens(self) -> int:
-        """Of the whole corpus, chunks of earlier counts included."""
+        """Tokens of the whole corpus, those in chunks of earlier counts included."""
         return self.num_new_tokens + sum(chunk.num_tokens for chunk in self.kept)
 
     @property
@@ -92,41 +83,39 @@ class CountPlan(Frozen):
         """Tokens that are still to be mapped."""
         return 0 if self.is_mapped else self.manifest.num_tokens
 
-    def chunk_names(self, number: int) -> list[str]:
+    def chunk_names(self, round_index: int) -> list[str]:
         """Names of the chunks of a round."""
-        suffix = f"of-{self.num_chunks:05d}-round-{number}-of-{self.num_rounds}"
+        suffix = f"of-{self.num_chunks:05d}-round-{round_index}-of-{self.num_rounds}"
         return [f"chunk-{i:05d}-{suffix}" for i in range(self.num_chunks)]
 
-    def range_names(self, number: int, num_ranges: int) -> list[str]:
+    def range_names(self, round_index: int, num_ranges: int) -> list[str]:
         """Names of the ranges of a round."""
-        suffix = f"of-{num_ranges:05d}-of-{self.cuts_name(number)}"
+        suffix = f"of-{num_ranges:05d}-of-{self.cuts_name(round_index)}"
         return [f"range-{i:05d}-{suffix}" for i in range(num_ranges)]
 
-    def cuts_name(self, number: int) -> str:
-        """Name of the cuts of a round; they depend on all that is in it."""
+    def cuts_name(self, round_index: int) -> str:
+        """Name of the cuts of a round; it names all that they depend on."""
         chunks = f"{self.num_chunks}-chunks-{self.range_records}-records"
-        return f"cuts-{chunks}-round-{number}-of-{self.num_rounds}"
+        return f"cuts-{chunks}-round-{round_index}-of-{self.num_rounds}"
 
-    def chunk_paths(self, number: int) -> list[str]:
-        own = [storage.join(self.chunk_folder, f"{n}.records") for n in self.chunk_names(number)]
+    def chunk_paths(self, round_index: int) -> list[str]:
+        """The chunk files that a round reads: its own, then those kept by earlier counts."""
+        names = self.chunk_names(round_index)
+        own = [storage.join(self.chunk_folder, f"{name}.records") for name in names]
         return own + [chunk.path for chunk in self.kept]
 
     @property
     def peak_bytes(self) -> int:
         """Resident memory that no unit is expected to exceed."""
-        per_chunk = (
-            self.num_new_tokens / max(self.num_chunks, 1) * _map_bytes(self.layout, self.engine)
-        )
-        per_range = self.range_records * _reduce_bytes(self.layout, self.min_count)
+        per_chunk = self.num_new_tokens / max(self.num_chunks, 1) * _map_bytes(self.layout)
+        per_range = self.range_records * _reduce_bytes(self.layout, self.options.min_count)
         return WORKER_BYTES + math.ceil(max(per_chunk, per_range))
 
     @property
     def record_bytes(self) -> int:
-        """Scratch bytes of the records of one round, about."""
+        """Approximate scratch bytes of the records of one round."""
         per_record = self.layout.record_bytes
-        if self.engine == "a_priori":
-            per_record = 7
-        elif self.scratch_form == "compressed":
+        if self.options.scratch_form == "compressed":
             per_record = math.ceil(per_record / 2)
         index = self.num_chunks * (self.manifest.vocab_size + 7) * 8
         return self.num_new_tokens * per_record // self.num_rounds + index
@@ -135,173 +124,68 @@ class CountPlan(Frozen):
 def plan_count(
     tokens: str,
     manifest: TokensManifest,
+    options: CountOptions,
     *,
     scratch: str,
-    chunk_folder: str | None = None,
-    max_n: int,
-    min_count: int,
     memory_bytes: int,
+    chunk_folder: str | None = None,
     num_chunks: int | None = None,
     num_ranges: int | None = None,
-    engine: Engine = "one_scan",
-    scratch_form: ScratchForm = "raw",
-    kept: tuple[KeptChunk, ...] = (),
-    include: tuple[tuple[int, ...], ...] = (),
-    exclude_tokens: tuple[int, ...] = (),
+    kept: Sequence[KeptChunk] = (),
 ) -> CountPlan:
-    """Chunks and ranges that keep every unit below `memory_bytes`, where their number is not given.
+    """The plan for one round. Where the numbers of chunks and ranges are not given, they keep every
+    unit below `memory_bytes`.
 
     Raises:
-        ValueError: the n-grams do not fit the records, or the memory is too small for any unit.
+        ValueError: the vocabulary is too large for the index, the n-grams do not fit the records,
+            or the memory is too small for any unit.
     """
-    layout = Layout(max_n, manifest.vocab_size)
+    if manifest.vocab_size > MAX_VOCAB:
+        raise ValueError(
+            f"vocab_size={manifest.vocab_size} of {tokens}: the index holds {MAX_VOCAB} ids; "
+            "use a tokenizer with a smaller vocabulary"
+        )
+    layout = Layout(options.max_n, manifest.vocab_size)
     available = memory_bytes - WORKER_BYTES
     if available < 64 << 20:
         raise ValueError(
             f"memory_mb={memory_bytes >> 20}: at least {(WORKER_BYTES >> 20) + 64} are needed"
         )
     num_records = manifest.num_tokens + sum(chunk.num_tokens for chunk in kept)
-    for_map = math.ceil(manifest.num_tokens * _map_bytes(layout, engine) / available)
-    chunk_tokens = max(CHUNK_TOKENS, manifest.num_tokens // MAX_UNITS)
-    usual = max(MIN_CHUNKS, math.ceil(manifest.num_tokens / chunk_tokens), for_map)
-    range_records = max(RANGE_RECORDS, num_records // MAX_UNITS)
-    range_records = min(range_records, num_records // (num_ranges or MIN_RANGES))
-    range_records = min(range_records, int(available / _reduce_bytes(layout, min_count)))
+    most = int(available / _reduce_bytes(layout, options.min_count))
     return CountPlan(
         tokens=tokens,
         manifest=manifest,
+        options=options,
         scratch=scratch,
         chunk_folder=chunk_folder or scratch,
-        max_n=max_n,
-        min_count=min_count,
-        num_chunks=num_chunks or usual,
-        range_records=max(1, range_records),
+        num_chunks=num_chunks or _usual_chunks(manifest.num_tokens, layout, available),
+        range_records=_range_records(num_records, num_ranges or MIN_RANGES, most),
         round_tokens=(0, manifest.vocab_size),
-        engine=engine,
-        scratch_form=scratch_form,
-        kept=kept,
-        include=include,
-        exclude_tokens=exclude_tokens,
+        kept=tuple(kept),
     )
 
 
-class Estimate(Frozen):
-    """What a count is expected to find; extrapolated from a sample, so a guess."""
-
-    num_distinct: int
-    num_frequent: int
-    """N-grams at `min_count` or above."""
-
-    @property
-    def row_bytes(self) -> int:
-        """Scratch bytes of the counted n-grams."""
-        return self.num_frequent * 29
+def _usual_chunks(num_tokens: int, layout: Layout, available: int) -> int:
+    """The number of chunks when none is asked for."""
+    chunk_tokens = max(CHUNK_TOKENS, num_tokens // MAX_UNITS)
+    for_memory = math.ceil(num_tokens * _map_bytes(layout) / available)
+    return max(MIN_CHUNKS, math.ceil(num_tokens / chunk_tokens), for_memory)
 
 
-def estimate_ngrams(plan: CountPlan) -> Estimate:
-    """Distinct n-grams grow as a power of the corpus (Heaps' law): its exponent is taken from the
-    first SAMPLE_TOKENS and their first half.
-    """
-    whole = sample_piece(plan.tokens, plan.manifest, SAMPLE_TOKENS)
-    if whole.last < 2:
-        return Estimate(num_distinct=0, num_frequent=0)
-    num_ngrams = [
-        [
-            len(count_ngrams([part], plan.layout, min_count=least).n_M)
-            for least in (1, plan.min_count)
-        ]
-        for part in (whole._replace(last=whole.last // 2), whole)
-    ]
-    growth = plan.num_tokens / whole.last
-    powers = [
-        max(0.5, math.log2(max(whole, 1) / max(half, 1)))
-        for half, whole in zip(*num_ngrams, strict=True)
-    ]
-    distinct, frequent = (
-        round(num * growth**power) for num, power in zip(num_ngrams[1], powers, strict=True)
-    )
-    most = plan.num_tokens * (plan.max_n - 1)
-    return Estimate(
-        num_distinct=min(distinct, most), num_frequent=min(frequent, most // plan.min_count)
-    )
+def _range_records(num_records: int, num_ranges: int, most: int) -> int:
+    """The records of a range, at most `most`, for at least `num_ranges` ranges."""
+    usual = max(RANGE_RECORDS, num_records // MAX_UNITS)
+    return max(1, min(usual, num_records // num_ranges, most))
 
 
-def sample_piece(tokens: str, manifest: TokensManifest, num_tokens: int) -> Piece:
-    """About the first `num_tokens` tokens of the corpus: those of its first shard that has any."""
-    for shard in manifest.shards:
-        tokens_L, offsets_D1 = map_documents(tokens, shard)
-        if len(tokens_L):
-            return Piece(tokens_L, offsets_D1, 0, min(num_tokens, len(tokens_L)))
-    return Piece(np.empty(0, np.uint16), np.zeros(1, np.int64), 0, 0)
-
-
-def sample_cuts(plan: CountPlan, num_parts: int) -> list[int]:
-    """First tokens at which parts of about equal numbers of positions begin, and the end of the
-    last: about [num_parts + 1]. From a sample of the corpus.
-    """
-    vocab_size = plan.manifest.vocab_size
-    sample = sample_piece(plan.tokens, plan.manifest, SAMPLE_TOKENS)
-    ends_V = np.cumsum(count_tokens([sample], vocab_size) + 1)
-    targets = np.arange(1, num_parts + 1) * (ends_V[-1] / num_parts)
-    return [0, *sorted({min(int(i) + 1, vocab_size) for i in np.searchsorted(ends_V, targets)})]
-
-
-def chunk_pieces(plan: CountPlan, chunk: int) -> Iterator[Piece]:
-    """The chunk's part of every shard. The chunk that holds the begin of a shard verifies it."""
-    for shard, low, high in _parts(plan, chunk):
-        yield _piece(plan, shard, low, high)
-
-
-@contextmanager
-def damage_named(plan: CountPlan, chunk: int) -> Iterator[None]:
-    """Of a damaged shard that another chunk has not verified yet, this one may find other things
-    wrong: the damage is what is reported.
-    """
-    try:
-        yield
-    except ValueError:
-        verify_shards(plan.tokens, [shard for shard, _, _ in _parts(plan, chunk)])
-        raise
-
-
-def _parts(plan: CountPlan, chunk: int) -> Iterator[tuple[Shard, int, int]]:
-    """The chunk's shards, and which of their bytes. Chunks cut the bytes of all shards evenly, so
-    no shard has to be opened to plan.
-    """
-    total = sum(shard.num_bytes for shard in plan.manifest.shards)
-    begin, end = (total * i // plan.num_chunks for i in (chunk, chunk + 1))
-    start = 0
-    for shard in plan.manifest.shards:
-        low, high = max(begin - start, 0), min(end - start, shard.num_bytes)
-        if low < high:
-            yield shard, low, high
-        start += shard.num_bytes
-
-
-def _piece(plan: CountPlan, shard: Shard, low: int, high: int) -> Piece:
-    """What lies between two of a shard's bytes, which stand for its positions in proportion."""
-    if low == 0:
-        verify_shards(plan.tokens, [shard])
-    tokens_L, offsets_D1 = map_documents(plan.tokens, shard)
-    inside = offsets_D1[0] == 0 and offsets_D1[-1] == len(tokens_L)
-    if not inside or (offsets_D1[1:] < offsets_D1[:-1]).any():
-        path = storage.join(plan.tokens, shard.name)
-        raise ArtifactError(f"{path}: damaged document boundaries; restore it or tokenize again")
-    first, last = (len(tokens_L) * byte // shard.num_bytes for byte in (low, high))
-    return Piece(tokens_L, offsets_D1, first, last)
-
-
-def _map_bytes(layout: Layout, engine: Engine) -> int:
-    """Bytes per token of a chunk: the token itself and its record, or what a-priori needs at most:
-    key, position, slot, number and a hash table of only distinct keys at half its load.
-    """
-    if engine == "a_priori":
-        return 4 + 8 + 3 * 4 + 2 * 20
+def _map_bytes(layout: Layout) -> int:
+    """Bytes per token of a chunk: the token itself, its record, and what sorting needs."""
     return 4 + layout.record_bytes + _sort_bytes(layout)
 
 
 def _reduce_bytes(layout: Layout, min_count: int) -> float:
-    """Bytes per record of a range at most: two copies while it is read, what sorting takes, and the
+    """Bytes per record of a range at most: two copies while it is read, what sorting needs, and the
     n-grams, as many as can reach `min_count`.
     """
     rows = ROW_BYTES * (layout.max_n - 1) / min_count
@@ -309,5 +193,7 @@ def _reduce_bytes(layout: Layout, min_count: int) -> float:
 
 
 def _sort_bytes(layout: Layout) -> int:
-    """One-word records are sorted in place, others by a word each into a copy."""
+    """Bytes that sorting needs per record. Records of one word are sorted in place, others by a
+    word each into a copy.
+    """
     return 0 if layout.high_dtype is None else layout.record_bytes + 8

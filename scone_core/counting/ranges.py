@@ -1,10 +1,10 @@
 """chunk files -> ranges of records: cut the order (token, record) where memory asks for it.
 
-A range is everything between two cuts, of all chunks. Most cuts stand between the groups of two
-tokens. A group too large for one range is cut inside, at the shortest prefix of tokens that will
-do, so that the n-grams that lie on both sides of a cut (`open_ngrams`) are only the shorter
-prefixes of the cut. When a single record is more than a range holds, the cut takes its place:
-all such records are counted where they lie and none is read.
+A range is everything between two cuts, of all chunks. Most cuts are between the groups of two
+tokens. A group that is too large for one range is cut inside, at the shortest prefix of tokens that
+makes its parts small enough. So a cut divides only the n-grams that are shorter prefixes of its
+place (`open_ngrams`). If all copies of a single record fill more than a range, a cut replaces them:
+they are counted in the chunk files, not read.
 
 Shapes: G groups, R records.
 """
@@ -31,15 +31,19 @@ class Cut(Frozen):
     value: int = 0
     """The record before which the range ends."""
     depth: int = 1
-    """Tokens of the prefix at which this cuts: 1 before the whole group of `token`, max_n + 1 where
-    it takes the place of all records `value`."""
+    """Tokens of the prefix at which the cut is. 1: before the whole group of `token`. max_n + 1:
+    one record fills more than a range, so the cut replaces all its copies; they are counted, not
+    read.
+    """
 
     def resumes(self, layout: Layout) -> int:
-        """The smallest record behind the cut."""
+        """The smallest record that is behind the cut."""
         return self.value + (self.depth > layout.max_n)
 
     def open_ngrams(self, layout: Layout) -> set[NGram]:
-        """The n-grams that lie on both sides."""
+        """The n-grams that the cut divides: they occur on both sides, or among the copies that it
+        replaces.
+        """
         found = (layout.ngram(self.token, self.value, n) for n in range(2, self.depth))
         return {ngram for ngram in found if ngram is not None}
 
@@ -47,7 +51,8 @@ class Cut(Frozen):
 def plan_cuts(
     chunks: Sequence[Chunk], layout: Layout, sizes_G: np.ndarray, *, first_token: int, budget: int
 ) -> list[Cut]:
-    """Cuts between which lie at most about `budget` records, the two ends included.
+    """Cuts between which there are about `budget` records or fewer; the first and the last cut are
+    the two ends.
 
     Args:
         sizes_G: records of the tokens from `first_token` on, all chunks together.
@@ -66,7 +71,7 @@ def plan_cuts(
 
 
 def _split_group(chunks: Sequence[Chunk], layout: Layout, token: int, budget: float) -> list[Cut]:
-    """Cuts inside the group of `token`, each range at most about 1.5 `budget`."""
+    """Cuts inside the group of `token`, with at most about 1.5 `budget` records between them."""
     samples = sorted(_sample(chunks, token, budget / 32))
     values, weights, before = [], [], [0.0]
     for value, equal in groupby(samples, key=itemgetter(0)):
@@ -88,8 +93,8 @@ def _split_group(chunks: Sequence[Chunk], layout: Layout, token: int, budget: fl
 def _shallowest(
     layout: Layout, last: Cut, values: list[int], before: list[float], i: int, most: float
 ) -> tuple[Cut, float]:
-    """The cut at the shortest prefix of `values[i]` with at most `most` records between, and the
-    weight of all records in front of it.
+    """The cut at the shortest prefix of `values[i]` with at most `most` records between them, and
+    the weight of all records in front of the cut.
     """
     for depth in range(2, layout.max_n):
         value = layout.truncate(values[i], depth - 1)
@@ -100,7 +105,7 @@ def _shallowest(
 
 
 def _sample(chunks: Sequence[Chunk], token: int, step: float) -> list[tuple[int, float]]:
-    """About every `step`-th record of a group, with the number of records that it stands for."""
+    """Records of a group about `step` apart, each with the number of records it stands for."""
     samples = []
     for chunk in chunks:
         begin, end = chunk.starts(token, token + 1).tolist()
@@ -114,9 +119,8 @@ def _sample(chunks: Sequence[Chunk], token: int, step: float) -> list[tuple[int,
 def gather_range(
     chunks: Sequence[Chunk], layout: Layout, lower: Cut, upper: Cut
 ) -> tuple[Groups, int]:
-    """The records between two cuts, grouped, and how many the lower cut took the place of.
-
-    Valid until the next call.
+    """The records between two cuts, grouped, and how many copies of `lower.value` the lower cut
+    replaced. Valid until the next call.
 
     Raises:
         ArtifactError: a chunk is missing or truncated.
@@ -149,12 +153,16 @@ def gather_range(
 def count_exactly(
     groups: Groups, layout: Layout, ngrams: Iterable[NGram], lower: Cut, num_equal: int
 ) -> dict[NGram, int]:
-    """The occurrences in a range of those n-grams whose first token has a group there."""
+    """The occurrences in a range of those of `ngrams` whose first token has a group there.
+
+    Args:
+        num_equal: copies of `lower.value` that the lower cut replaced.
+    """
     counts = {}
     for ngram in ngrams:
-        number = ngram[0] - groups.first_token
-        if 0 <= number < len(groups.starts_G1) - 1:
-            group = groups.group(number)
+        group_index = ngram[0] - groups.first_token
+        if 0 <= group_index < len(groups.starts_G1) - 1:
+            group = groups.group(group_index)
             sort_records(group)
             value, behind = layout.bounds(ngram)
             counts[ngram] = find_value(group, behind) - find_value(group, value)
@@ -166,8 +174,8 @@ def count_exactly(
 def _inside_group(
     chunk: Chunk, layout: Layout, token: int, begin: int, end: int, lower: Cut, upper: Cut
 ) -> tuple[Records, int]:
-    """What a chunk's group of `token`, records `begin` to `end`, has between two cuts, and how many
-    the lower one took the place of.
+    """The records between two cuts in a chunk's group of `token`, which has the records `begin` to
+    `end - 1`, and how many copies of `lower.value` the lower cut replaced.
     """
     if end - begin < chunk.sorted_from:  # a small group: read all of it
         group = chunk.records(begin, end).copy()

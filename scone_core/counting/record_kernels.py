@@ -13,9 +13,10 @@ _ONES = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 
 @nb.njit(nogil=True, cache=True)
 def add_counts(tokens_L: np.ndarray, sizes_G: np.ndarray) -> np.int64:
-    """Add the occurrences of every token to `sizes_G`; the largest token.
+    """Add the occurrences of every token to `sizes_G`, up to a token outside the vocabulary.
 
-    Stops at a token outside the vocabulary.
+    Returns:
+        The largest token that was met.
     """
     largest = np.int64(0)
     for i in range(len(tokens_L)):
@@ -56,10 +57,11 @@ def scatter(
     low_R: np.ndarray,
     high_R: np.ndarray | None,
 ) -> None:
-    """Write the record of every position in front of `ends_G` of its group, and move that.
+    """Write the record of every position in front of `ends_G` of its group, and lower that by one.
 
-    From the back, so the window of next tokens costs one shift per position and the end of a
-    document resets it. Group g holds the positions of token `first_token + g`; others are left out.
+    Positions are read from the back, so the window of next tokens costs one shift per position, and
+    the end of a document resets it. Group g has the positions of token `first_token + g`; positions
+    of other tokens are left out.
     """
     size, num_bits = np.uint64(bits), np.uint64(bits * (max_n - 1))
     ones = _ONES >> (_WORD - num_bits) if num_bits < _WORD else _ONES
@@ -163,7 +165,7 @@ def _shifted(low: np.uint64, high: np.uint64, shift: np.uint64) -> np.uint64:
 
 @nb.njit(inline="always")
 def _any_above(low: np.uint64, high: np.uint64, shift: np.uint64) -> bool:
-    """Is any bit of (high, low) at or above `shift` set?"""
+    """Whether any bit of (high, low) at or above `shift` is set."""
     if shift >= _WORD:
         return (high >> (shift - _WORD)) != 0
     return ((low >> shift) | high) != 0
@@ -171,7 +173,7 @@ def _any_above(low: np.uint64, high: np.uint64, shift: np.uint64) -> bool:
 
 @nb.njit(inline="always")
 def _num_bits(num: int) -> np.uint64:
-    """Bits that number `num` records."""
+    """The bits that the numbers of `num` records need."""
     bits = np.uint64(1)
     while np.uint64(num) >> bits:
         bits += np.uint64(1)
@@ -187,8 +189,8 @@ def number_groups(
     min_size: int,
     keys_R: np.ndarray,
 ) -> None:
-    """A word for every record of the groups of at least `min_size`: its highest bits, as many as
-    leave room for its number in the group.
+    """Write a word for every record of the groups of at least `min_size`: its highest bits, as many
+    as leave room for its number in the group.
     """
     for group in range(len(starts_G1) - 1):
         first, num = starts_G1[group], starts_G1[group + 1] - starts_G1[group]
@@ -210,7 +212,9 @@ def place_groups(
     sorted_low_R: np.ndarray,
     sorted_high_R: np.ndarray,
 ) -> None:
-    """Records in the order of their sorted `number_groups`, those of equal highest bits sorted."""
+    """Write records in the order of their sorted words (`number_groups`), and sort those of equal
+    highest bits.
+    """
     for group in range(len(starts_G1) - 1):
         first, last = starts_G1[group], starts_G1[group + 1]
         if last - first < min_size:
@@ -242,7 +246,7 @@ def emit_groups(
     n_M: np.ndarray,
     counts_M: np.ndarray,
 ) -> int:
-    """Emit the frequent n-grams of all sorted groups; their number."""
+    """Write the frequent n-grams of all sorted groups; their number."""
     num = 0
     for group in range(len(starts_G1) - 1):
         first, last = starts_G1[group], starts_G1[group + 1]
@@ -276,7 +280,7 @@ def _emit_runs(
     counts_M: np.ndarray,
     num: int,
 ) -> int:
-    """Emit the n-grams of one sorted group behind the first `num`; the new number.
+    """Write the frequent n-grams of one sorted group behind the first `num`; the new number.
 
     A run of n-grams ends where one of their n - 1 tokens in the record changes.
     """

@@ -1,4 +1,4 @@
-"""How the tokens behind a position are packed into a record of fixed width.
+"""tokens behind a position <-> a record of fixed width: how they are packed, sorted and found.
 
 The record of a position is the max_n - 1 tokens behind it as one big-endian number of `num_bits`
 bits, END (all ones) behind the end of the document. Sorted, records of equal prefixes of any length
@@ -50,7 +50,7 @@ class Layout:
 
     @property
     def high_dtype(self) -> np.dtype | None:
-        """Of the bits above 64; None when there are none."""
+        """The type of a record's high part, the bits above 64; None when there are none."""
         for dtype in (np.uint16, np.uint32, np.uint64):
             if 64 < self.num_bits <= 64 + 8 * np.dtype(dtype).itemsize:
                 return np.dtype(dtype)
@@ -66,15 +66,19 @@ class Layout:
         return value >> shift << shift
 
     def ngram(self, token: int, value: int, n: int) -> tuple[int, ...] | None:
-        """The first n tokens of a record and its own token; None when the document ends before."""
+        """The n-gram of n tokens at the position of a record; None when the document ends before.
+
+        Args:
+            token: the token at the position, which is the record's group.
+        """
         end = (1 << self.bits) - 1
         shifts = [self.bits * (self.max_n - 1 - j) for j in range(1, n)]
         tokens = [(value >> shift) & end for shift in shifts]
         return None if end in tokens else (token, *tokens)
 
     def bounds(self, ngram: tuple[int, ...]) -> tuple[int, int]:
-        """The smallest record that begins with the n-gram's tokens behind its first, and the
-        smallest one behind those that do.
+        """The smallest record that begins with the n-gram's second and later tokens, and the
+        smallest record that is behind all of these.
         """
         value = 0
         for token in ngram[1:]:
@@ -89,11 +93,11 @@ class Records(NamedTuple):
     low_R: np.ndarray
     """uint64, the lowest 64 bits."""
     high_R: np.ndarray | None = None
-    """The bits above, of `Layout.high_dtype`."""
+    """The bits above, in the type `Layout.high_dtype`."""
 
     @property
     def columns(self) -> tuple[np.ndarray, ...]:
-        """The columns there are."""
+        """The low words, and the high parts where there are some."""
         return (self.low_R,) if self.high_R is None else (self.low_R, self.high_R)
 
     def part(self, first: int, last: int) -> "Records":
@@ -116,7 +120,7 @@ def sort_records(records: Records) -> None:
 
 
 def find_value(records: Records, value: int) -> int:
-    """Where `value` is, or would be, in sorted records: those before it are smaller."""
+    """The number of records that are smaller than `value`; `records` are sorted."""
     low, high = 0, len(records.low_R)
     while low < high:
         middle = (low + high) // 2

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 
 from scone_core.artifacts import storage
 from scone_core.artifacts.manifests import ArtifactError, FGramsManifest, Shard, load_manifest
-from scone_core.fgrams.index import write_index
-from scone_core.fgrams.ngrams import NGrams, ngram_batch, ngrams_of
+from scone_core.fgrams.index import INDEX, write_index
+from scone_core.fgrams.ngrams import NGrams
 from scone_core.fgrams.trie import MAX_FGRAMS
 
 ROW_GROUP = 1 << 18
@@ -34,9 +34,8 @@ def fgram_schema(max_n: int) -> pa.Schema:
 
 def write_fgrams(folder: str, name: str, fgrams: NGrams, *, first_id: int) -> Shard:
     """Publish f-grams with the ids `first_id`, `first_id + 1`, ... as one Parquet shard."""
-    num_rows = len(fgrams.n_M)
-    ids = pa.array(np.arange(first_id, first_id + num_rows, dtype=np.uint64))
-    table = pa.Table.from_batches([ngram_batch(fgrams)]).add_column(0, "fgram_id", ids)
+    ids = pa.array(np.arange(first_id, first_id + fgrams.num, dtype=np.uint64))
+    table = pa.Table.from_batches([fgrams.to_batch()]).add_column(0, "fgram_id", ids)
     num_bytes, sha256 = storage.write_atomic(
         storage.join(folder, name),
         lambda file: pq.write_table(
@@ -49,7 +48,7 @@ def write_fgrams(folder: str, name: str, fgrams: NGrams, *, first_id: int) -> Sh
         ),
     )
     return Shard(
-        name=name, num_rows=num_rows, num_bytes=num_bytes, sha256=sha256, first_id=first_id
+        name=name, num_rows=fgrams.num, num_bytes=num_bytes, sha256=sha256, first_id=first_id
     )
 
 
@@ -68,7 +67,7 @@ def read_fgrams(folder: str, *, first_id: int = 0, num: int | None = None) -> NG
         )
     empty = pa.RecordBatch.from_pylist([], fgram_schema(manifest.max_n))
     blocks = [empty, *iter_rows(folder, manifest.shards, first_id=first_id, last_id=last_id)]
-    return NGrams(*map(np.concatenate, zip(*map(ngrams_of, blocks), strict=True)))
+    return NGrams.concat(map(NGrams.from_batch, blocks))
 
 
 def take_fgrams(folder: str, ids_S: np.ndarray) -> NGrams:
@@ -83,8 +82,8 @@ def take_fgrams(folder: str, ids_S: np.ndarray) -> NGrams:
         if len(near):
             first_id, num = int(near[0]), int(near[-1] - near[0]) + 1
             rows = read_fgrams(folder, first_id=first_id, num=num)
-            blocks.append(NGrams(*(column[near - first_id] for column in rows)))
-    return NGrams(*(np.concatenate(columns)[places] for columns in zip(*blocks, strict=True)))
+            blocks.append(rows.take(near - first_id))
+    return NGrams.concat(blocks).take(places)
 
 
 def depth_first_order(tokens_SK: np.ndarray, n_S: np.ndarray) -> np.ndarray:
@@ -107,17 +106,18 @@ def iter_rows(
             yield from _read_shard(folder, shard, first_id, last_id)
 
 
-def build_index(
-    folder: str, path: str, shards: Sequence[Shard], *, vocab_size: int
-) -> tuple[int, str]:
-    """Build the trie of an artifact's shards and publish it as `path`: its bytes and sha256.
+def build_index(folder: str, shards: Sequence[Shard], *, out: str, vocab_size: int) -> Shard:
+    """Build the trie of the f-grams in `shards` of `folder`, and publish it in the folder `out`.
 
     Raises:
         ValueError: the f-grams are not closed under prefixes and suffixes, or one repeats.
     """
-    blocks = (ngrams_of(rows)[:2] for rows in iter_rows(folder, shards))
+    blocks = (NGrams.from_batch(rows)[:2] for rows in iter_rows(folder, shards))
     num_fgrams = sum(shard.num_rows for shard in shards)
-    return write_index(path, blocks, num_fgrams=num_fgrams, vocab_size=vocab_size)
+    num_bytes, sha256 = write_index(
+        storage.join(out, INDEX), blocks, num_fgrams=num_fgrams, vocab_size=vocab_size
+    )
+    return Shard(name=INDEX, num_rows=num_fgrams, num_bytes=num_bytes, sha256=sha256)
 
 
 def _read_shard(folder: str, shard: Shard, first_id: int, last_id: int) -> Iterator[pa.RecordBatch]:

@@ -24,8 +24,8 @@ from scone_core.artifacts.manifests import (
     require_equal,
 )
 from scone_core.fgrams.fgram_shards import build_index, iter_rows, read_fgrams, write_fgrams
-from scone_core.fgrams.index import INDEX, FGramIndex
-from scone_core.fgrams.ngrams import NGrams, ngrams_of
+from scone_core.fgrams.index import FGramIndex
+from scone_core.fgrams.ngrams import NGrams
 from scone_core.fgrams.ranks import write_ranks
 from scone_core.fgrams.trie import MAX_FGRAMS, find_rows
 
@@ -101,13 +101,10 @@ def grow(
     ids_C = np.concatenate(list(_number(sources, union, out, num_new, rows_per_shard)))
     for name in [*(shard.name for shard in base.shards), TOKENIZER]:
         storage.copy_file(storage.join(sources.folder, name), storage.join(out, name))
-    num_bytes, sha256 = build_index(
-        out, storage.join(out, INDEX), union.shards, vocab_size=base.vocab_size
-    )
     num_rows = union.num_fgrams
     return {
         "shards": tuple(union.shards),
-        "index": Shard(name=INDEX, num_rows=num_rows, num_bytes=num_bytes, sha256=sha256),
+        "index": build_index(out, union.shards, out=out, vocab_size=base.vocab_size),
         "ranks": write_ranks(out, ids_C, num_rows),
         "tokenizer_sha256": base.tokenizer_sha256,
         "vocab_size": base.vocab_size,
@@ -133,7 +130,7 @@ def _number(
     first_included, row = counted.num_fgrams - counted.num_included, 0
     index = FGramIndex.map(sources.folder, base)
     waiting = [read_fgrams(sources.folder, num=0)]
-    for ngrams in map(ngrams_of, iter_rows(sources.counted_folder, counted.shards)):
+    for ngrams in map(NGrams.from_batch, iter_rows(sources.counted_folder, counted.shards)):
         ids_M = find_rows(index.buckets_N8, ngrams.tokens_MK, ngrams.n_M)
         new_U = np.flatnonzero(ids_M < 0)
         new_U = new_U[: limit - union.num_fgrams]
@@ -142,29 +139,32 @@ def _number(
         union.num_included += int((row + new_U >= first_included).sum())
         union.per_n_K1 += np.bincount(ngrams.n_M[new_U], minlength=len(union.per_n_K1))
         row += len(ids_M)
-        waiting.append(NGrams(*(column[new_U] for column in ngrams)))
-        waiting = _write_full_shards(union, out, waiting, rows_per_shard, is_last=False)
+        waiting.append(ngrams.take(new_U))
+        waiting = _write_shards(union, out, waiting, rows_per_shard, least=rows_per_shard)
         yield ids_M[ids_M >= 0].astype(np.uint32)
     if union.num_fgrams == base.num_fgrams:
         raise ValueError(
             f"counted={sources.counted_folder!r}: no f-gram that {sources.folder!r} does not have; "
             "there is nothing to grow by"
         )
-    _write_full_shards(union, out, waiting, rows_per_shard, is_last=True)
+    _write_shards(union, out, waiting, rows_per_shard, least=1)
 
 
-def _write_full_shards(
-    union: Union, out: str, waiting: list[NGrams], rows_per_shard: int, *, is_last: bool
+def _write_shards(
+    union: Union, out: str, waiting: list[NGrams], rows_per_shard: int, *, least: int
 ) -> list[NGrams]:
-    """Write as many shards as `waiting` fills; what is left over (nothing, if `is_last`)."""
-    num_waiting = sum(len(ngrams.n_M) for ngrams in waiting)
-    if num_waiting < rows_per_shard and not (is_last and num_waiting):
+    """Write shards of at most `rows_per_shard` rows while at least `least` rows wait.
+
+    Returns:
+        The rows that still wait.
+    """
+    if sum(ngrams.num for ngrams in waiting) < least:
         return waiting
-    fgrams = NGrams(*map(np.concatenate, zip(*waiting, strict=True)))
-    while len(fgrams.n_M) >= (1 if is_last else rows_per_shard):
-        first = NGrams(*(column[:rows_per_shard] for column in fgrams))
+    fgrams = NGrams.concat(waiting)
+    while fgrams.num >= least:
         first_id = union.shards[-1].first_id + union.shards[-1].num_rows
         name = f"fgrams-{len(union.shards):05d}.parquet"
-        union.shards.append(write_fgrams(out, name, first, first_id=first_id))
-        fgrams = NGrams(*(column[rows_per_shard:] for column in fgrams))
+        shard = write_fgrams(out, name, fgrams.part(0, rows_per_shard), first_id=first_id)
+        union.shards.append(shard)
+        fgrams = fgrams.part(rows_per_shard, fgrams.num)
     return [fgrams]

@@ -97,58 +97,6 @@ class FGramIndex:
         trie.match_rows(tokens_BT, self.buckets_N8, limit, fgram_ids_BT, match_len_BT)
         return Matches(fgram_ids_BT, match_len_BT)
 
-    def match_windows(self, windows_BK: np.ndarray) -> np.ndarray:
-        """The longest f-gram that ends at the last column of each window, int64 [B], -1 for a miss.
-
-        `windows_BK` holds the last K tokens of B sequences, padded with -1 on the left.
-        """
-        return trie.match_windows(np.ascontiguousarray(windows_BK), self.buckets_N8, self.max_n)
-
-    def stream(self, num_sequences: int) -> "MatchStream":
-        """The running matches of sequences that get one token at a time."""
-        return MatchStream(self, num_sequences)
-
-
-class MatchStream:
-    """B sequences that grow by one token a step, as in decoding: each step probes only what the new
-    token can complete, and needs no earlier token.
-    """
-
-    def __init__(self, index: FGramIndex, num_sequences: int) -> None:
-        self._buckets_N8, self._max_n = index.buckets_N8, index.max_n
-        self._nodes_BP = np.full((num_sequences, index.max_n - 1), -1, np.int64)
-        self.fgram_ids_B = np.full(num_sequences, -1, np.int64)
-        """The f-gram that ends at the last token of each sequence, -1 for a miss."""
-        self.match_len_B = np.ones(num_sequences, np.uint8)
-        """Its tokens, 1 for a miss."""
-
-    def advance(self, tokens_B: np.ndarray) -> np.ndarray:
-        """The longest f-gram that ends at each sequence's new token.
-
-        Args:
-            tokens_B: any integer dtype; a negative id or one outside the vocabulary is in no
-                f-gram.
-
-        Returns:
-            `fgram_ids_B`, int64, -1 for a miss; valid until the next call, as is `match_len_B`.
-        """
-        assert len(tokens_B) == len(self._nodes_BP), "one token for each sequence"
-        trie.advance(tokens_B, self._buckets_N8, self._nodes_BP, self.fgram_ids_B, self.match_len_B)
-        return self.fgram_ids_B
-
-    def restart(self, sequence: int, tokens_T: np.ndarray) -> None:
-        """Let `sequence` be a new one that has the tokens `tokens_T` already, e.g. a prompt."""
-        one = slice(sequence, sequence + 1)
-        self._nodes_BP[one], self.fgram_ids_B[one], self.match_len_B[one] = -1, -1, 1
-        for t in range(max(len(tokens_T) - self._max_n, 0), len(tokens_T)):
-            trie.advance(
-                tokens_T[t : t + 1],
-                self._buckets_N8,
-                self._nodes_BP[one],
-                self.fgram_ids_B[one],
-                self.match_len_B[one],
-            )
-
 
 def write_index(
     path: str,

@@ -17,7 +17,7 @@ from scone_core.corpus.tokenizer import Tokenizer
 from scone_core.fgrams.coverage import held_out_curve
 from scone_core.fgrams.fgram_shards import iter_rows, take_fgrams
 from scone_core.fgrams.index import FGramIndex
-from scone_core.fgrams.ngrams import NGrams, ngrams_of
+from scone_core.fgrams.ngrams import NGrams
 from scone_core.fgrams.ranks import map_ranks
 from scone_core.fgrams.trie import find_rows
 
@@ -40,13 +40,12 @@ class Top(Frozen):
         found: dict[int, pl.DataFrame] = {}
         for rows in iter_rows(self.fgrams, manifest.shards):
             ranks_S = _ranks(self.fgrams, manifest, rows.column("fgram_id").to_numpy())
-            fgrams = ngrams_of(rows)
+            fgrams = NGrams.from_batch(rows)
             for n, num in wanted.items():
                 of_n = np.flatnonzero(fgrams.n_M == n)
                 chosen = of_n[np.argsort(ranks_S[of_n])[:num]]
-                part = NGrams(*(column[chosen] for column in fgrams))
                 parts = [found[n]] if n in found else []
-                parts.append(_table(tokenizer, ranks_S[chosen], part))
+                parts.append(_table(tokenizer, ranks_S[chosen], fgrams.take(chosen)))
                 found[n] = pl.concat(parts).sort("rank").head(num)
             is_in_rank_order = manifest.ranks is None
             if is_in_rank_order and all(len(found[n]) == num for n, num in wanted.items()):
@@ -55,7 +54,7 @@ class Top(Frozen):
 
 
 class Lookup(Frozen):
-    """The f-grams of a text, by the position at which they end; the longest is the one in use."""
+    """The f-grams of a text, by the position at which they end. A model uses the longest."""
 
     fgrams: str
     """Folder or URI of a fgrams/v1 artifact."""
@@ -80,12 +79,12 @@ class Lookup(Frozen):
 
 
 class Compare(Frozen):
-    """What two sets of f-grams have in common and, given tokens, how well each covers them."""
+    """How many f-grams two sets have in common and, given tokens, the hit rate of each."""
 
     first: str
     """Folder or URI of a fgrams/v1 artifact."""
     second: str
-    """The other one, of the same tokenizer."""
+    """Folder or URI of another fgrams/v1 artifact of the same tokenizer."""
     tokens: str | None = None
     """Folder or URI of a tokens/v1 artifact whose first tokens are the sample."""
     num_tokens: int = 1_000_000
@@ -104,7 +103,7 @@ class Compare(Frozen):
 
 
 class Coverage(Frozen):
-    """Hit rate against table size on documents that were not counted, to choose `num_fgrams` by."""
+    """Hit rate and table size for numbers of f-grams, on documents that were not counted."""
 
     fgrams: str
     """Folder or URI of a fgrams/v1 artifact."""
@@ -113,13 +112,13 @@ class Coverage(Frozen):
     num_tokens: int = 1_000_000
     """Size of the sample, at most."""
     bytes_per_row: int = 4096
-    """Of the embedding table: width times bytes per value."""
+    """Bytes of a row of the embedding table: its width times the bytes of a value."""
     form: Literal["table", "json"] = "table"
 
     def tables(self) -> Tables:
-        manifest, index = load_manifest(FGramsManifest, self.fgrams), FGramIndex.open(self.fgrams)
+        manifest = load_manifest(FGramsManifest, self.fgrams)
         curve = held_out_curve(
-            index,
+            FGramIndex.map(self.fgrams, manifest),
             self.tokens,
             tokenizer_sha256=manifest.tokenizer_sha256,
             num_tokens=self.num_tokens,
@@ -148,7 +147,7 @@ def render(tables: Tables, form: Literal["table", "json"]) -> str:
 
 
 def _quote(table: pl.DataFrame) -> pl.DataFrame:
-    """Texts in JSON's quotes, which show spaces and line ends."""
+    """The table with its texts in JSON's quotes, which show spaces and line ends."""
     if "text" not in table.columns:
         return table
     quoted = [json.dumps(text, ensure_ascii=False) for text in table["text"]]
@@ -160,13 +159,12 @@ def _tokenizer(folder: str) -> Tokenizer:
 
 
 def _ranks(folder: str, manifest: FGramsManifest, ids_S: np.ndarray) -> np.ndarray:
-    """An f-gram's id is its rank until the set grows."""
+    """The ranks of f-grams; an id is a rank until the set grows."""
     return ids_S if manifest.ranks is None else map_ranks(folder, manifest.ranks)[ids_S]
 
 
 def _table(tokenizer: Tokenizer, ranks_S: np.ndarray, fgrams: NGrams) -> pl.DataFrame:
-    rows = zip(fgrams.tokens_MK.tolist(), fgrams.n_M.tolist(), strict=True)
-    texts = [tokenizer.decode(tokens[:n]) for tokens, n in rows]
+    texts = [tokenizer.decode(ngram) for ngram in fgrams.tuples()]
     columns = {"rank": ranks_S, "count": fgrams.counts_M, "n": fgrams.n_M, "text": texts}
     return pl.DataFrame(
         columns, {"rank": pl.Int64, "count": pl.Int64, "n": pl.UInt8, "text": pl.String}
@@ -175,10 +173,11 @@ def _table(tokenizer: Tokenizer, ranks_S: np.ndarray, fgrams: NGrams) -> pl.Data
 
 def _coverage(folder: str, tokens: str, num_tokens: int) -> pl.DataFrame:
     """Hit rate and mean match length on the first tokens of a corpus."""
+    manifest = load_manifest(FGramsManifest, folder)
     curve = held_out_curve(
-        FGramIndex.open(folder),
+        FGramIndex.map(folder, manifest),
         tokens,
-        tokenizer_sha256=load_manifest(FGramsManifest, folder).tokenizer_sha256,
+        tokenizer_sha256=manifest.tokenizer_sha256,
         num_tokens=num_tokens,
     )
     return curve[-1:].select(pl.lit(folder).alias("fgrams"), "*")
@@ -193,17 +192,17 @@ def compare_fgrams(first: str, second: str) -> pl.DataFrame:
     Raises:
         ArtifactError: their tokenizers differ.
     """
-    kept, index = load_manifest(FGramsManifest, first), FGramIndex.open(second)
-    other = load_manifest(FGramsManifest, second)
+    kept, other = (load_manifest(FGramsManifest, folder) for folder in (first, second))
     require_equal(
         f"tokenizer of {second}",
         other.tokenizer_sha256,
         kept.tokenizer_sha256,
         f"only f-grams of the tokenizer of {first} can be compared with it",
     )
+    index = FGramIndex.map(second, other)
     common_K1 = np.zeros(kept.max_n + 1, np.int64)
     for rows in iter_rows(first, kept.shards):
-        tokens_SK, n_S, _ = ngrams_of(rows)
+        tokens_SK, n_S, _ = NGrams.from_batch(rows)
         is_common_S = find_rows(index.buckets_N8, tokens_SK, n_S) >= 0
         common_K1 += np.bincount(n_S[is_common_S], minlength=kept.max_n + 1)
     numbers = [

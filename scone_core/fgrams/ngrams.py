@@ -1,17 +1,22 @@
-"""n-grams with their counts, and what is done with rows of them.
+"""rows of n-grams with their counts -> other rows: select, reorder, join, convert.
 
 Shapes: M n-grams, K max_n.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 
+NGram = tuple[int, ...]
+"""The token ids of one n-gram."""
+
 
 class NGrams(NamedTuple):
-    """n-grams with their counts."""
+    """Rows of n-grams with their counts. No verb changes its rows; `part`, `to_batch` and
+    `from_batch` share memory with what they are given.
+    """
 
     tokens_MK: np.ndarray
     """uint32, zero padded behind the n-th token."""
@@ -20,52 +25,76 @@ class NGrams(NamedTuple):
     counts_M: np.ndarray
     """uint64."""
 
+    @property
+    def num(self) -> int:
+        """M, the number of rows."""
+        return len(self.n_M)
 
-NGram = tuple[int, ...]
+    @property
+    def is_token_MK(self) -> np.ndarray:
+        """bool, where a row has a token and no padding."""
+        return np.arange(self.tokens_MK.shape[1]) < self.n_M[:, None]
 
+    def where(self, keep_M: np.ndarray) -> Self:
+        """The rows at which `keep_M` (bool) is true, in their order."""
+        return self.take(np.flatnonzero(keep_M))
 
-def without(found: NGrams, ngrams: Iterable[NGram]) -> NGrams:
-    """`found` less some n-grams."""
-    keep_M = np.ones(len(found.n_M), bool)
-    for ngram in ngrams:
-        same_M = (found.tokens_MK[:, : len(ngram)] == ngram).all(axis=1)
-        keep_M &= ~same_M | (found.n_M != len(ngram))
-    return found if keep_M.all() else NGrams(*(column[keep_M] for column in found))
+    def take(self, rows_M: np.ndarray) -> Self:
+        """The rows with the numbers `rows_M` (int64), in that order. `np.take` copies a row of five
+        tokens in 22 ns, indexing in 85.
+        """
+        return type(self)(*(np.take(column, rows_M, axis=0) for column in self))
 
+    def part(self, first: int, last: int) -> Self:
+        """The rows `first` to `last - 1`, without a copy."""
+        return type(self)(*(column[first:last] for column in self))
 
-def exclude(found: NGrams, tokens: Sequence[int]) -> NGrams:
-    """`found` less all n-grams that hold one of `tokens`."""
-    if not tokens:
-        return found
-    inside_MK = np.arange(found.tokens_MK.shape[1]) < found.n_M[:, None]
-    keep_M = ~(np.isin(found.tokens_MK, tokens) & inside_MK).any(axis=1)
-    return NGrams(*(column[keep_M] for column in found))
+    @classmethod
+    def concat(cls, parts: Iterable[Self]) -> Self:
+        """The rows of all parts, of which there is at least one, one part behind the other."""
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
+    def without(self, ngrams: Iterable[NGram]) -> Self:
+        """The rows that are none of `ngrams`."""
+        keep_M = np.ones(self.num, bool)
+        for ngram in ngrams:
+            same_M = (self.tokens_MK[:, : len(ngram)] == ngram).all(axis=1)
+            keep_M &= ~same_M | (self.n_M != len(ngram))
+        return self if keep_M.all() else self.where(keep_M)
 
-def ngrams_from(counts: dict[NGram, int], max_n: int) -> NGrams:
-    """Rows of n-grams given as tuples with their counts, in that order."""
-    tokens_MK = np.zeros((len(counts), max_n), np.uint32)
-    for row, ngram in enumerate(counts):
-        tokens_MK[row, : len(ngram)] = ngram
-    n_M = np.array([len(ngram) for ngram in counts], np.uint8)
-    return NGrams(tokens_MK, n_M, np.array(list(counts.values()), np.uint64))
+    def without_tokens(self, tokens: Sequence[int]) -> Self:
+        """The rows that hold none of the token ids `tokens`."""
+        if not tokens:
+            return self
+        return self.where(~(np.isin(self.tokens_MK, tokens) & self.is_token_MK).any(axis=1))
 
+    def tuples(self) -> list[NGram]:
+        """The token ids of every row."""
+        rows = zip(self.tokens_MK.tolist(), self.n_M.tolist(), strict=True)
+        return [tuple(tokens[:n]) for tokens, n in rows]
 
-def ngram_batch(ngrams: NGrams) -> pa.RecordBatch:
-    """n-grams as Arrow columns n, tokens, count."""
-    tokens_MK = np.ascontiguousarray(ngrams.tokens_MK)
-    tokens = pa.FixedSizeListArray.from_arrays(pa.array(tokens_MK.reshape(-1)), tokens_MK.shape[1])
-    columns = {"n": pa.array(ngrams.n_M), "tokens": tokens, "count": pa.array(ngrams.counts_M)}
-    return pa.RecordBatch.from_pydict(columns)
+    @classmethod
+    def from_counts(cls, counts: Mapping[NGram, int], *, max_n: int) -> Self:
+        """One row for every n-gram of a mapping to counts, in its order."""
+        tokens_MK = np.zeros((len(counts), max_n), np.uint32)
+        for row, ngram in enumerate(counts):
+            tokens_MK[row, : len(ngram)] = ngram
+        n_M = np.array([len(ngram) for ngram in counts], np.uint8)
+        return cls(tokens_MK, n_M, np.array(list(counts.values()), np.uint64))
 
+    def to_batch(self) -> pa.RecordBatch:
+        """Arrow columns `n uint8, tokens fixed_size_list<uint32>[K], count uint64`."""
+        tokens_MK = np.ascontiguousarray(self.tokens_MK)
+        values = pa.array(tokens_MK.reshape(-1))
+        tokens = pa.FixedSizeListArray.from_arrays(values, tokens_MK.shape[1])
+        columns = {"n": pa.array(self.n_M), "tokens": tokens, "count": pa.array(self.counts_M)}
+        return pa.RecordBatch.from_pydict(columns)
 
-def ngrams_of(batch: pa.RecordBatch) -> NGrams:
-    """The inverse of `ngram_batch`, without a copy; other columns are left out."""
-    tokens = batch.column("tokens")
-    max_n = tokens.type.list_size
-    values = tokens.values.to_numpy()[tokens.offset * max_n : (tokens.offset + len(tokens)) * max_n]
-    return NGrams(
-        values.reshape(-1, max_n),
-        batch.column("n").to_numpy(),
-        batch.column("count").to_numpy(),
-    )
+    @classmethod
+    def from_batch(cls, batch: pa.RecordBatch) -> Self:
+        """The inverse of `to_batch`; other columns of `batch` are left out."""
+        tokens = batch.column("tokens")
+        max_n = tokens.type.list_size
+        first, last = tokens.offset * max_n, (tokens.offset + len(tokens)) * max_n
+        tokens_MK = tokens.values.to_numpy()[first:last].reshape(-1, max_n)
+        return cls(tokens_MK, batch.column("n").to_numpy(), batch.column("count").to_numpy())

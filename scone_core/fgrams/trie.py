@@ -5,18 +5,16 @@ no fingerprint, no false match. Nodes: token t is t, f-gram r is FGRAM_BASE + r.
 64-byte cache line: words 0-4 hold keys, words 5-7 the five u32 ids and, in the last 32 bits,
 whether a key that belongs here had to move on to the next bucket.
 
-Shapes: B rows, T positions, K max_n, S f-grams, N buckets, L positions of all rows together.
+Shapes: B rows, T positions, K max_n, S f-grams, N buckets, L positions of all rows together,
+R sequences of one step.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numba as nb
 import numpy as np
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
+
+from scone_core.machine.intrinsics import prefetch_row
 
 TOKEN_BITS = 20
 MAX_VOCAB = 1 << TOKEN_BITS
@@ -31,8 +29,6 @@ INSERT_BLOCK = 1 << 10
 """Rows that are inserted together."""
 AHEAD = 16
 """Probes between a bucket's prefetch and its use."""
-STREAMS_AHEAD = 16
-"""Sequences whose buckets are asked for before those of one are used: each has up to K - 1."""
 
 _EMPTY = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 _MOVED_ON = np.uint64(1 << 32)
@@ -48,32 +44,6 @@ def clear(buckets_N8: np.ndarray) -> np.ndarray:
     buckets_N8[:, :SLOTS] = _EMPTY
     buckets_N8[:, SLOTS:] = 0
     return buckets_N8
-
-
-def _prefetch_code(typing_context: Any, buckets_N8: types.Array, bucket: types.Integer) -> Any:
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array_type = signature.args[0]
-        array = context.make_array(array_type)(context, builder, args[0])
-        zero = context.get_constant(types.intp, 0)
-        pointer = cgutils.get_item_pointer(context, builder, array_type, array, [args[1], zero])
-        byte_pointer = ir.IntType(8).as_pointer()
-        int32 = ir.IntType(32)
-        function = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(ir.VoidType(), [byte_pointer, int32, int32, int32]),
-            "llvm.prefetch.p0",
-        )
-        read, high_locality, data = int32(0), int32(3), int32(1)
-        builder.call(function, [builder.bitcast(pointer, byte_pointer), read, high_locality, data])
-        return context.get_dummy_value()
-
-    return types.void(buckets_N8, types.intp), codegen
-
-
-# pyrefly: ignore[bad-assignment] (numba types its decorator as a factory)
-prefetch: Callable[[np.ndarray, np.int64], None] = intrinsic(_prefetch_code)
-"""Asks for the cache line of row `bucket` before it is needed."""
 
 
 @nb.njit(inline="always")
@@ -194,7 +164,7 @@ def _touch(
             for row in range(len(n_S)):
                 if i < n_S[row] and nodes_R[row] >= 0:
                     probes_R[row] = _bucket(_key(nodes_R[row], tokens_SK[row, i]), num_buckets)
-                    prefetch(buckets_N8, probes_R[row])
+                    prefetch_row(buckets_N8, probes_R[row])
             for row in range(len(n_S)):
                 if i < n_S[row] and nodes_R[row] >= 0:
                     key = _key(nodes_R[row], tokens_SK[row, i])
@@ -235,84 +205,68 @@ def match_rows(
 
 
 @nb.njit(nogil=True, cache=True)
-def match_windows(windows_BK: np.ndarray, buckets_N8: np.ndarray, max_n: int) -> np.ndarray:
-    """`FGramIndex.match_windows`, for callers that are compiled themselves."""
-    fgram_ids_BK = np.empty(windows_BK.shape, np.int64)
-    match_len_BK = np.empty(windows_BK.shape, np.uint8)
-    match_rows(windows_BK, buckets_N8, max_n, fgram_ids_BK, match_len_BK)
-    return fgram_ids_BK[:, -1].copy()
+def match_step(
+    tokens_RL: np.ndarray,
+    num_computed_R: np.ndarray,
+    starts_R1: np.ndarray,
+    buckets_N8: np.ndarray,
+    max_n: int,
+    hits_3T: np.ndarray,
+) -> int:
+    """The hits among the tokens of one step of R sequences, each of which has a past.
+
+    Args:
+        tokens_RL: any integer dtype, all tokens of each sequence so far.
+        num_computed_R: integer, how many tokens of each sequence earlier steps have matched.
+        starts_R1: integer, sequence r has the tokens starts[r]..starts[r + 1] - 1 of the step.
+        hits_3T: int64; column m becomes the f-gram's id, its position in the step, and its length.
+
+    Returns:
+        The number of hits; -1, before anything was matched, where `hits_3T` has no room for a hit
+        at every token.
+    """
+    num_sequences, num_tokens = len(starts_R1) - 1, np.int64(starts_R1[-1])
+    if num_tokens > hits_3T.shape[1]:
+        return -1
+    flat_L = np.empty(num_tokens + num_sequences * max_n, np.int64)
+    num_flat = _flatten_with_past(tokens_RL, num_computed_R, starts_R1, max_n, flat_L)
+    ids_1L = np.empty((1, num_flat), np.int64)
+    lengths_1L = np.empty((1, num_flat), np.uint8)
+    match_rows(flat_L[:num_flat].reshape(1, num_flat), buckets_N8, max_n, ids_1L, lengths_1L)
+    place = num_hits = 0
+    for r in range(num_sequences):
+        place += 1 + min(np.int64(num_computed_R[r]), max_n - 1)
+        for t in range(starts_R1[r], starts_R1[r + 1]):
+            if ids_1L[0, place] >= 0:
+                hits_3T[0, num_hits] = ids_1L[0, place]
+                hits_3T[1, num_hits] = t
+                hits_3T[2, num_hits] = lengths_1L[0, place]
+                num_hits += 1
+            place += 1
+    return num_hits
 
 
 @nb.njit(nogil=True, cache=True)
-def advance(
-    tokens_B: np.ndarray,
-    buckets_N8: np.ndarray,
-    nodes_BP: np.ndarray,
-    fgram_ids_B: np.ndarray,
-    match_len_B: np.ndarray,
-) -> None:
-    """One more token for each of B sequences: the longest f-gram that ends at it, in at most one
-    probe per length and without looking at earlier tokens.
-
-    Args:
-        nodes_BP: int64, P = K - 1: column p is the node of the last p + 1 tokens, -1 when they are
-            no f-gram (p = 0: no token). Brought up to date.
-        fgram_ids_B: becomes the ids, -1 for a miss.
-        match_len_B: becomes the lengths, 1 for a miss.
+def _flatten_with_past(
+    tokens_RL: np.ndarray,
+    num_computed_R: np.ndarray,
+    starts_R1: np.ndarray,
+    max_n: int,
+    flat_L: np.ndarray,
+) -> int:
+    """Write each sequence's new tokens behind a -1, which no f-gram contains, and up to K - 1
+    tokens of its past; the number of tokens written.
     """
-    num = len(tokens_B)
-    probes_BP = np.empty(nodes_BP.shape, np.int64)
-    for j in range(num + STREAMS_AHEAD):
-        if j < num:
-            _prepare(np.int64(tokens_B[j]), buckets_N8, nodes_BP, probes_BP, j)
-        b = j - STREAMS_AHEAD
-        if b >= 0:
-            node, length = _extend(np.int64(tokens_B[b]), buckets_N8, nodes_BP, probes_BP, b)
-            fgram_ids_B[b], match_len_B[b] = node - FGRAM_BASE if length > 1 else -1, length
-
-
-@nb.njit(inline="always")
-def _prepare(
-    token: np.int64,
-    buckets_N8: np.ndarray,
-    nodes_BP: np.ndarray,
-    probes_BP: np.ndarray,
-    b: int,
-) -> None:
-    """Ask for all buckets that `_extend` may read. A token outside the vocabulary ends everything
-    before it.
-    """
-    if token < 0 or token >= MAX_VOCAB:
-        nodes_BP[b] = -1
-        return
-    for p in range(nodes_BP.shape[1]):
-        if nodes_BP[b, p] < 0:
-            return
-        probes_BP[b, p] = _bucket(_key(nodes_BP[b, p], token), buckets_N8.shape[0])
-        prefetch(buckets_N8, probes_BP[b, p])
-
-
-@nb.njit(inline="always")
-def _extend(
-    token: np.int64,
-    buckets_N8: np.ndarray,
-    nodes_BP: np.ndarray,
-    probes_BP: np.ndarray,
-    b: int,
-) -> tuple[np.int64, int]:
-    """`advance` for one sequence: the node and the length of the longest match."""
-    longest, length = token, 1
-    node = token if token >= 0 and token < MAX_VOCAB else np.int64(-1)
-    for p in range(nodes_BP.shape[1]):
-        prefix = nodes_BP[b, p]
-        nodes_BP[b, p] = node
-        if node >= 0 and prefix >= 0:
-            node = _find(buckets_N8, probes_BP[b, p], _key(prefix, token))
-        else:
-            node = np.int64(-1)
-        if node >= 0:
-            longest, length = node, p + 2
-    return longest, length
+    end = 0
+    for r in range(len(starts_R1) - 1):
+        flat_L[end] = -1
+        end += 1
+        first = np.int64(num_computed_R[r])
+        last = first + np.int64(starts_R1[r + 1]) - np.int64(starts_R1[r])
+        for position in range(max(first - max_n + 1, 0), last):
+            flat_L[end] = tokens_RL[r, position]
+            end += 1
+    return end
 
 
 @nb.njit(nogil=True, cache=True)
@@ -374,7 +328,7 @@ def _probe(
     for j in range(num + AHEAD):
         if j < num:
             probes_L[j] = _bucket(keys_L[j], buckets_N8.shape[0])
-            prefetch(buckets_N8, probes_L[j])
+            prefetch_row(buckets_N8, probes_L[j])
         if j >= AHEAD:
             node = _find(buckets_N8, probes_L[j - AHEAD], keys_L[j - AHEAD])
             if node >= 0:

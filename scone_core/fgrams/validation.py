@@ -13,7 +13,7 @@ from scone_core.artifacts.manifests import (
 )
 from scone_core.artifacts.shards import verify_shards
 from scone_core.fgrams.fgram_shards import build_index, iter_rows
-from scone_core.fgrams.ngrams import NGrams, ngrams_of
+from scone_core.fgrams.ngrams import NGrams
 from scone_core.fgrams.ranks import map_ranks
 
 
@@ -47,13 +47,13 @@ def _check_generation(
     last_row: NGrams | None = None
     last_id = generation.num_fgrams
     for rows in iter_rows(folder, manifest.shards, first_id=first_id, last_id=last_id):
-        fgrams, where = ngrams_of(rows), f"{folder}: f-grams from {first_id} on"
+        fgrams, where = NGrams.from_batch(rows), f"{folder}: f-grams from {first_id} on"
         if not np.array_equal(rows.column("fgram_id"), first_id + np.arange(rows.num_rows)):
             raise ArtifactError(f"{folder}: fgram_id is not the row number behind row {first_id}")
         _check_rows(fgrams, manifest, max(last_ranked - first_id, 0), where)
         _check_order(fgrams, last_row, where)
         num_per_n += np.bincount(fgrams.n_M, minlength=manifest.max_n + 1)
-        last_row = NGrams(*(column[-1:] for column in fgrams))
+        last_row = fgrams.part(fgrams.num - 1, fgrams.num)
         first_id += rows.num_rows
     return num_per_n
 
@@ -66,7 +66,7 @@ def _check_rows(fgrams: NGrams, manifest: FGramsManifest, num_ranked: int, where
         raise ArtifactError(f"{where}: n outside 2 to max_n={manifest.max_n}")
     if counts_M.size and counts_M.min() < manifest.min_count:
         raise ArtifactError(f"{where}: count {counts_M.min()} < min_count={manifest.min_count}")
-    inside_MK = np.arange(manifest.max_n) < n_M[:, None]
+    inside_MK = fgrams.is_token_MK
     if tokens_MK[~inside_MK].any():
         raise ArtifactError(f"{where}: not zero behind the n-th token")
     tokens = tokens_MK[inside_MK]
@@ -92,10 +92,10 @@ def _check_index(folder: str, manifest: FGramsManifest) -> None:
     """The index is a function of the rows: building it again must give the same bytes."""
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            _, sha256 = build_index(
-                folder, f"{scratch}/trie.npy", manifest.shards, vocab_size=manifest.vocab_size
+            built = build_index(
+                folder, manifest.shards, out=scratch, vocab_size=manifest.vocab_size
             )
         except ValueError as error:
             raise ArtifactError(f"{folder}: {error}") from error
-    if sha256 != manifest.index.sha256:
+    if built.sha256 != manifest.index.sha256:
         raise ArtifactError(f"{folder}/{manifest.index.name}: not the index of its f-grams")

@@ -12,15 +12,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from scone_core.artifacts import storage
 from scone_core.artifacts.config import fingerprint
 from scone_core.artifacts.folders import publish
-from scone_core.artifacts.manifests import FGramsManifest, Shard, TokensManifest
+from scone_core.artifacts.manifests import FGramsManifest, TokensManifest
 from scone_core.artifacts.shards import write_shard
 from scone_core.corpus.token_files import documents_to_batch
 from scone_core.counting.one_scan import Piece, count_ngrams
 from scone_core.counting.ranking import rank_range
 from scone_core.counting.records import Layout
 from scone_core.fgrams import fgram_shards
-from scone_core.fgrams.index import INDEX
-from scone_core.fgrams.ngrams import NGrams
 
 Documents = Sequence[Sequence[int]]
 
@@ -84,19 +82,17 @@ def write_fgrams(
     tokenizer = word_tokenizer(vocab_size)
     storage.write_bytes(storage.join(folder, "tokenizer.json"), tokenizer)
     found = count_ngrams([whole(documents)], Layout(max_n, vocab_size), min_count=min_count)
-    top = NGrams(*(column[:num_fgrams] for column in rank_range(found)))
+    top = rank_range(found).part(0, num_fgrams)
     shards = [
         fgram_shards.write_fgrams(
             folder,
             f"fgrams-{first // rows_per_shard:05d}.parquet",
-            NGrams(*(column[first : first + rows_per_shard] for column in top)),
+            top.part(first, first + rows_per_shard),
             first_id=first,
         )
-        for first in range(0, len(top.n_M), rows_per_shard)
+        for first in range(0, top.num, rows_per_shard)
     ]
-    num_bytes, sha256 = fgram_shards.build_index(
-        folder, storage.join(folder, INDEX), shards, vocab_size=vocab_size
-    )
+    index = fgram_shards.build_index(folder, shards, out=folder, vocab_size=vocab_size)
     fields = {"num_fgrams": num_fgrams, "max_n": max_n, "min_count": min_count}
     inputs = {"documents": hashlib.sha256(repr(documents).encode()).hexdigest()}
     manifest = FGramsManifest(
@@ -109,10 +105,10 @@ def write_fgrams(
         separator_id=separator_id,
         max_n=max_n,
         min_count=min_count,
-        num_fgrams=len(top.n_M),
+        num_fgrams=top.num,
         num_fgrams_per_n={n: int((top.n_M == n).sum()) for n in range(2, max_n + 1)},
         num_tokens=sum(map(len, documents)),
-        index=Shard(name=INDEX, num_rows=len(top.n_M), num_bytes=num_bytes, sha256=sha256),
+        index=index,
     )
     return publish(folder, manifest)
 
@@ -169,7 +165,7 @@ def word_tokenizer(vocab_size: int) -> bytes:
 
 
 def file_of(document: int, *, num_documents: int, num_files: int) -> int:
-    """The number of the file that `write_tokens` says a document came from."""
+    """The index of the file that `write_tokens` says a document came from."""
     return document * num_files // num_documents
 
 
@@ -189,5 +185,5 @@ def _batch(
 
 
 def _zipf(rng: np.random.Generator, num: int, below: int) -> list[int]:
-    """`num` ids in 1 .. below - 1, the id i about proportional to 1 / i."""
+    """`num` ids from 1 to `below` - 1; the frequency of the id i is about proportional to 1 / i."""
     return (below ** rng.random(num)).astype(int).clip(1, below - 1).tolist()

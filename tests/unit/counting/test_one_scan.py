@@ -1,4 +1,4 @@
-"""Laws of both counting engines: their counts are Python's counts, whatever the vocabulary."""
+"""Laws of counting in memory, and of its oracle: counts are Python's, whatever the vocabulary."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scone_core.counting import apriori, one_scan
+from benchmarks.peers import apriori
+from scone_core.counting import one_scan
 from scone_core.counting.records import Layout, Records, find_value, sort_records
 from scone_core.fgrams.ngrams import NGrams
 from tests.builders.corpora import Documents, brute_force, whole

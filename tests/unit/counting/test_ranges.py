@@ -13,7 +13,6 @@ from scone_core.counting.chunks import Chunk, write_chunk
 from scone_core.counting.one_scan import Piece, count_groups, group_records, sort_groups
 from scone_core.counting.ranges import Cut, count_exactly, gather_range, plan_cuts
 from scone_core.counting.records import Layout
-from scone_core.fgrams.ngrams import without
 from tests.builders.corpora import Documents, brute_force, whole
 
 VOCABULARIES = [3, 255, 65_535, 65_536, 131_073]
@@ -51,10 +50,10 @@ def count_all(chunks: list[Chunk], layout: Layout, cuts: list[Cut], min_count: i
         groups = sort_groups(groups, layout, min_size=min_count)
         across = lower.open_ngrams(layout) | upper.open_ngrams(layout)
         across_all.update(count_exactly(groups, layout, across, lower, num_equal))
-        found = without(count_groups(groups, layout, min_count=min_count), across)
-        for tokens, n, count in zip(*(column.tolist() for column in found), strict=True):
-            assert tuple(tokens[:n]) not in counts
-            counts[tuple(tokens[:n])] = count
+        found = count_groups(groups, layout, min_count=min_count).without(across)
+        for ngram, count in zip(found.tuples(), found.counts_M.tolist(), strict=True):
+            assert ngram not in counts
+            counts[ngram] = count
     assert not counts.keys() & across_all.keys()
     return counts | Counter({ngram: c for ngram, c in across_all.items() if c >= min_count})
 

@@ -27,9 +27,7 @@ def test_rank_order_is_count_then_n_then_tokens(
     documents: Documents, max_n: int, min_count: int
 ) -> None:
     ranked = rank_all(documents, max_n, min_count)
-    rows = zip(ranked.tokens_MK.tolist(), ranked.n_M.tolist(), strict=True)
-    expected = rank(brute_force(documents, max_n=max_n, min_count=min_count))
-    assert [tuple(tokens[:n]) for tokens, n in rows] == expected
+    assert ranked.tuples() == rank(brute_force(documents, max_n=max_n, min_count=min_count))
 
 
 @given(
@@ -47,15 +45,15 @@ def test_ranks_do_not_depend_on_ranges_and_shards(
     ranges = []
     for first, last in zip(edges[:-1], edges[1:], strict=True):
         inside = (first <= whole_rank.tokens_MK[:, 0]) & (whole_rank.tokens_MK[:, 0] < last)
-        ranges.append(NGrams(*(column[inside] for column in whole_rank)))
+        ranges.append(whole_rank.where(inside))
     runs = rank_runs([class_sizes(part) for part in ranges], num_fgrams=num_fgrams)
     num_kept = int(runs["num"].sum())
-    assert num_kept == min(num_fgrams, len(whole_rank.n_M))
+    assert num_kept == min(num_fgrams, whole_rank.num)
     for first_id in range(0, num_kept, rows_per_shard):
         last_id = min(first_id + rows_per_shard, num_kept)
         shard = gather_ids(
             runs,
-            lambda part, first, last: NGrams(*(column[first:last] for column in ranges[part])),
+            lambda part, first, last: ranges[part].part(first, last),
             max_n=4,
             first_id=first_id,
             last_id=last_id,

@@ -1,6 +1,6 @@
 """Laws of the units of counting: run in any order, cut in any way, they give the same rows."""
 
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,83 +8,47 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scone_core.artifacts.manifests import ArtifactError, TokensManifest
-from scone_core.counting import apriori
-from scone_core.counting.plan import (
-    WORKER_BYTES,
-    CountPlan,
-    Estimate,
-    estimate_ngrams,
-    plan_count,
-    sample_cuts,
-)
-from scone_core.counting.units import (
-    Ranking,
-    Receipt,
-    assemble_fgrams,
-    map_chunk,
-    plan_ranges,
-    rank_ranges,
-    reduce_range,
-    remove_chunks,
-)
+from benchmarks.peers import apriori
+from scone_core.artifacts.manifests import ArtifactError, Shard, TokensManifest
+from scone_core.artifacts.units import R, do_here, read_receipt
+from scone_core.counting.count import count_fgrams
+from scone_core.counting.options import CountOptions
+from scone_core.counting.plan import WORKER_BYTES, CountPlan, plan_count
+from scone_core.counting.ranking import rank_range
+from scone_core.counting.receipts import CutsReceipt
+from scone_core.counting.rounds import Estimate, estimate_ngrams, sample_cuts
+from scone_core.counting.units import map_chunk
 from scone_core.fgrams.fgram_shards import iter_rows
-from scone_core.fgrams.ngrams import NGrams, ngrams_of
-from tests.builders.corpora import brute_force, rank, write_tokens, zipf_documents
+from scone_core.fgrams.ngrams import NGrams
+from tests.builders.corpora import (
+    Documents,
+    brute_force,
+    rank,
+    whole,
+    write_tokens,
+    zipf_documents,
+)
 
 VOCAB_SIZE = 12
 
 
-def one_scan(plan: CountPlan) -> list[Receipt]:
-    """All units one after another, the last first: no unit needs its predecessor."""
-    receipts = []
-    for number in range(plan.num_rounds):
-        for chunk in reversed(range(plan.num_chunks)):
-            map_chunk(plan, number, chunk)
-        cuts = plan_ranges(plan, number)
-        names = plan.range_names(number, len(cuts) - 1)
-        ranges = [
-            reduce_range(plan, number, cuts[i], cuts[i + 1], names[i])
-            for i in reversed(range(len(names)))
-        ]
-        receipts += ranges[::-1]
-        remove_chunks(plan, number)
-    return receipts
+def do_last_first(
+    title: str,
+    names: Sequence[str],
+    unit: Callable[[int], R],
+    *,
+    kind: type[R],
+    folder: str,
+    memory_bytes: int = 0,
+) -> list[R]:
+    """A `DoUnits` that runs the last unit first: no unit needs its predecessor."""
+    return [unit(number) for number in reversed(range(len(names)))][::-1]
 
 
-def a_priori(plan: CountPlan) -> list[Receipt]:
-    cuts = apriori.plan_tokens(plan)
-    scans: list[list[Receipt]] = []
-    merged: list[list[Receipt]] = []
-    for n in range(2, plan.max_n + 1):
-        scans.append(
-            [apriori.scan_chunk(plan, n, scans, merged, c) for c in range(plan.num_chunks)]
-        )
-        merged.append(
-            [apriori.merge_range(plan, n, cuts, scans, merged, r) for r in range(len(cuts) - 1)]
-        )
-    names = plan.range_names(0, len(cuts) - 1)
-    return [apriori.rank_merged(plan, merged, names, r) for r in range(len(names))]
+def read(out: str, shards: list[Shard]) -> NGrams:
+    return NGrams.concat(map(NGrams.from_batch, iter_rows(out, shards)))
 
 
-ENGINES = {"one_scan": one_scan, "a_priori": a_priori}
-
-
-def read(plan: CountPlan, receipts: list[Receipt], ranking: Ranking, out: str, rows: int) -> NGrams:
-    shards = [
-        assemble_fgrams(plan, receipts, ranking, out=out, rows_per_shard=rows, number=number)
-        for number in range(-(-ranking.num_fgrams // rows))
-    ]
-    blocks = [ngrams_of(block) for block in iter_rows(out, shards)]
-    return NGrams(*map(np.concatenate, zip(*blocks, strict=True)))
-
-
-def to_ngrams(found: NGrams) -> list[tuple[int, ...]]:
-    rows = zip(found.tokens_MK.tolist(), found.n_M.tolist(), strict=True)
-    return [tuple(tokens[:n]) for tokens, n in rows]
-
-
-@pytest.mark.parametrize("engine", ENGINES)
 @given(
     documents=st.lists(
         st.lists(st.integers(1, VOCAB_SIZE - 1), max_size=30), min_size=1, max_size=8
@@ -101,7 +65,6 @@ def to_ngrams(found: NGrams) -> list[tuple[int, ...]]:
 @settings(max_examples=25)
 def test_rows_do_not_depend_on_how_the_work_is_cut(
     tmp_path_factory: pytest.TempPathFactory,
-    engine: str,
     documents: list[list[int]],
     num_shards: int,
     num_chunks: int,
@@ -120,23 +83,88 @@ def test_rows_do_not_depend_on_how_the_work_is_cut(
     plan = CountPlan(
         tokens=str(folder / "tokens"),
         manifest=manifest,
+        options=CountOptions(max_n=4, min_count=min_count, scratch_form=scratch_form),
         scratch=str(folder / "scratch"),
         chunk_folder=str(folder / "scratch"),
-        max_n=4,
-        min_count=min_count,
         num_chunks=num_chunks,
         range_records=range_records,
         round_tokens=(0, VOCAB_SIZE),
-        scratch_form=scratch_form,
     )
-    if engine == "one_scan":
-        plan = plan.with_rounds(sample_cuts(plan, num_rounds))
-    receipts = ENGINES[engine](plan)
-    ranking = rank_ranges(plan, receipts, num_fgrams=num_fgrams)
-    found = read(plan, receipts, ranking, str(folder / "out"), rows_per_shard)
+    plan = plan.with_rounds(sample_cuts(plan, num_rounds))
+    ranking, shards = count_fgrams(
+        plan,
+        do_last_first,
+        num_fgrams=num_fgrams,
+        out=str(folder / "out"),
+        rows_per_shard=rows_per_shard,
+    )
+    found = read(str(folder / "out"), shards)
     counts = brute_force(documents, max_n=4, min_count=min_count)
-    assert to_ngrams(found) == rank(counts)[:num_fgrams]
+    assert found.tuples() == rank(counts)[:num_fgrams]
     assert found.counts_M.tolist() == [counts[ngram] for ngram in rank(counts)[:num_fgrams]]
+    assert ranking.num_fgrams == found.num
+
+
+def plan_small(
+    folder: Path, documents: Documents, *, vocab_size: int, range_records: int
+) -> CountPlan:
+    manifest = write_tokens(str(folder / "tokens"), documents, vocab_size=vocab_size, num_shards=3)
+    return CountPlan(
+        tokens=str(folder / "tokens"),
+        manifest=manifest,
+        options=CountOptions(max_n=5, min_count=2),
+        scratch=str(folder / "scratch"),
+        chunk_folder=str(folder / "scratch"),
+        num_chunks=4,
+        range_records=range_records,
+        round_tokens=(0, vocab_size),
+    )
+
+
+@pytest.mark.parametrize("vocab_size", [60, 131_073])
+def test_a_count_gives_the_rows_of_the_a_priori_method(tmp_path: Path, vocab_size: int) -> None:
+    """The paper's method, which prunes, and the count, which does not, with the same order."""
+    documents = zipf_documents(num_documents=20, mean_length=200, vocab_size=60, seed=2)
+    plan = plan_small(tmp_path, documents, vocab_size=vocab_size, range_records=500)
+    _, shards = count_fgrams(
+        plan, do_here, num_fgrams=1000, out=str(tmp_path / "out"), rows_per_shard=300
+    )
+    found = read(str(tmp_path / "out"), shards)
+    expected = rank_range(apriori.count_ngrams([whole(documents)], plan.layout, min_count=2))
+    for column, expected_column in zip(found, expected.part(0, 1000), strict=True):
+        np.testing.assert_array_equal(column, expected_column)
+
+
+def test_receipts_keep_cuts_inside_records_of_two_words(tmp_path: Path) -> None:
+    """Cuts hold records of up to 128 bits; a resumed count reads them from JSON."""
+    documents = [[131_072] * 400, *([[131_072, 5, 131_071, 7, 9]] * 200)]
+    plan = plan_small(tmp_path, documents, vocab_size=131_073, range_records=50)
+    out = str(tmp_path / "out")
+    _, shards = count_fgrams(plan, do_here, num_fgrams=30, out=out, rows_per_shard=10)
+    planned = read_receipt(plan.scratch, plan.cuts_name(0), CutsReceipt)
+    assert planned is not None
+    assert max(cut.value for cut in planned.cuts) >= 1 << 64
+    counts = brute_force(documents, max_n=5, min_count=2)
+    found = read(out, shards)
+    assert found.tuples() == rank(counts)[:30]
+    assert found.counts_M.tolist() == [counts[ngram] for ngram in rank(counts)[:30]]
+
+
+def test_a_finished_unit_is_not_done_again(tmp_path: Path) -> None:
+    """Once all ranges have receipts, no chunk and no token shard is opened."""
+    documents = zipf_documents(num_documents=20, mean_length=200, vocab_size=60, seed=2)
+    plan = plan_small(tmp_path, documents, vocab_size=60, range_records=500)
+    first, _ = count_fgrams(
+        plan, do_here, num_fgrams=1000, out=str(tmp_path / "first"), rows_per_shard=300
+    )
+    for path in [*tmp_path.glob("scratch/*.records"), *tmp_path.glob("tokens/*.arrow")]:
+        path.unlink()
+    again, _ = count_fgrams(
+        plan, do_here, num_fgrams=1000, out=str(tmp_path / "again"), rows_per_shard=300
+    )
+    assert again.receipts == first.receipts
+    for shard in (tmp_path / "first").glob("*.parquet"):
+        assert (tmp_path / "again" / shard.name).read_bytes() == shard.read_bytes()
 
 
 @pytest.mark.parametrize("damage", ["footer", "token"])
@@ -145,26 +173,23 @@ def test_every_chunk_that_meets_a_damaged_shard_says_so(tmp_path: Path, damage: 
     documents = zipf_documents(num_documents=8, mean_length=50, vocab_size=VOCAB_SIZE, seed=1)
     manifest = write_tokens(str(tmp_path), documents)
     plan = plan_count(
-        str(tmp_path), manifest, scratch=str(tmp_path / "scratch"), max_n=3, min_count=1,
-        memory_bytes=1 << 30, num_chunks=4,
+        str(tmp_path), manifest, CountOptions(max_n=3, min_count=1),
+        scratch=str(tmp_path / "scratch"), memory_bytes=1 << 30, num_chunks=4,
     )  # fmt: skip
     shard = tmp_path / manifest.shards[0].name
     content = bytearray(shard.read_bytes())
     last_document = np.array(documents[-1], np.uint16).tobytes()
     content[-100 if damage == "footer" else content.index(last_document) + 1] ^= 0x80
     shard.write_bytes(content)
-    last_chunk = plan.num_chunks - 1
-    for unit in (partial(map_chunk, plan, 0), partial(apriori.scan_chunk, plan, 2, [], [])):
-        for chunk in (0, last_chunk):
-            with pytest.raises(ArtifactError, match="sha256 differs"):
-                unit(chunk)
+    for chunk_index in (0, plan.num_chunks - 1):
+        with pytest.raises(ArtifactError, match="sha256 differs"):
+            map_chunk(plan, 0, chunk_index)
 
 
 def plan_for(num_tokens: int, memory_bytes: int) -> CountPlan:
     manifest = TokensManifest.model_construct(num_tokens=num_tokens, vocab_size=50_257, shards=())
-    return plan_count(
-        "tokens", manifest, scratch="scratch", max_n=5, min_count=5, memory_bytes=memory_bytes
-    )
+    options = CountOptions(max_n=5, min_count=5)
+    return plan_count("tokens", manifest, options, scratch="scratch", memory_bytes=memory_bytes)
 
 
 @pytest.mark.parametrize("num_tokens", [10**3, 10**8, 10**12])
@@ -193,9 +218,8 @@ def test_an_estimate_from_a_sample_is_near_what_is_found(
     documents = zipf_documents(num_documents=40, mean_length=500, vocab_size=VOCAB_SIZE, seed=1)
     folder = str(tmp_path_factory.mktemp("tokens"))
     manifest = write_tokens(folder, documents, vocab_size=VOCAB_SIZE)
-    plan = plan_count(
-        folder, manifest, scratch="scratch", max_n=5, min_count=2, memory_bytes=1 << 30
-    )
+    options = CountOptions(max_n=5, min_count=2)
+    plan = plan_count(folder, manifest, options, scratch="scratch", memory_bytes=1 << 30)
     expected = Estimate(
         num_distinct=len(brute_force(documents, max_n=5)),
         num_frequent=len(brute_force(documents, max_n=5, min_count=2)),

@@ -32,11 +32,10 @@ def folder(tmp_path: Path) -> str:
 def test_rows_are_the_most_frequent_n_grams_in_rank_order(folder: str) -> None:
     counts = brute_force(DOCUMENTS, max_n=5, min_count=2)
     expected = rank(counts)[:NUM_FGRAMS]
-    tokens_SK, n_S, counts_S = read_fgrams(folder)
-    rows = zip(tokens_SK.tolist(), n_S.tolist(), strict=True)
-    assert [tuple(tokens[:n]) for tokens, n in rows] == expected
-    assert counts_S.tolist() == [counts[fgram] for fgram in expected]
-    assert (tokens_SK.dtype, n_S.dtype, counts_S.dtype) == (np.uint32, np.uint8, np.uint64)
+    found = read_fgrams(folder)
+    assert found.tuples() == expected
+    assert found.counts_M.tolist() == [counts[fgram] for fgram in expected]
+    assert [column.dtype for column in found] == [np.uint32, np.uint8, np.uint64]
 
 
 @pytest.mark.parametrize(("first_id", "num"), [(0, 0), (0, 900), (249, 2), (250, 250), (899, 1)])

@@ -92,18 +92,6 @@ def test_match_ignores_the_future(row: list[int], data: st.DataObject) -> None:
     assert complete[:end] == past
 
 
-@pytest.mark.parametrize(("mapped", "ids"), INDEXES)
-def test_match_windows_is_match(mapped: FGramIndex, ids: dict[tuple[int, ...], int]) -> None:
-    row = np.array(DOCUMENTS[0], np.int64)
-    padded = np.concatenate([np.full(mapped.max_n - 1, -1), row])
-    windows_BK = np.lib.stride_tricks.sliding_window_view(padded, mapped.max_n)
-    expected = mapped.match(row[None]).fgram_ids_BT[0]
-    np.testing.assert_array_equal(mapped.match_windows(windows_BK), expected)
-    np.testing.assert_array_equal(
-        trie.match_windows(windows_BK.copy(), mapped.buckets_N8, mapped.max_n), expected
-    )
-
-
 def test_a_smaller_max_n_matches_as_if_longer_f_grams_were_not_there() -> None:
     mapped, ids = INDEXES[-1]
     row = DOCUMENTS[0]

@@ -1,5 +1,5 @@
-"""tokens + ids of their (n - 1)-grams -> counted candidate n-grams: the compiled inner loops of the
-a-priori engine.
+"""tokens + ids of their (n - 1)-grams -> counted candidate n-grams: the compiled inner loops of
+`apriori`.
 
 An n-gram can be frequent only if its prefix and its suffix of n - 1 tokens are. Its key is (id of
 the prefix, last token), the prefix of a bigram being its token. Keys are counted in a hash table of
@@ -11,10 +11,10 @@ Shapes: L positions, M candidates, C slots of the table.
 import numba as nb
 import numpy as np
 
-from scone_core.fgrams.trie import prefetch
+from scone_core.machine.intrinsics import prefetch_row
 
 DEAD = np.uint32(0xFFFF_FFFF)
-"""In place of an id: no frequent n-gram starts here."""
+"""Stands in place of an id where no frequent n-gram starts."""
 TOKEN_BITS = 32
 MAX_LOAD = 0.7
 AHEAD = 24
@@ -33,7 +33,9 @@ def bigram_keys(
     keys_M: np.ndarray,
     positions_M: np.ndarray,
 ) -> int:
-    """Keys and positions (counted from `first`) of all bigrams that start between; their number."""
+    """Write keys and positions (counted from `first`) of all bigrams that start at the positions
+    `first` to `last - 1`; their number.
+    """
     num = 0
     document = np.searchsorted(offsets_D1, first, side="right") - 1
     while document < len(offsets_D1) - 1 and offsets_D1[document] < last:
@@ -56,10 +58,10 @@ def longer_keys(
     keys_M: np.ndarray,
     positions_M: np.ndarray,
 ) -> int:
-    """Keys and positions of the n-grams whose prefix and suffix have ids; their number.
+    """Write keys and positions of the n-grams whose prefix and suffix have ids; their number.
 
-    `ids_L` holds the ids of the (n - 1)-grams that start at `first` and behind. What starts behind
-    the last one is unknown: that n-gram counts unless it passes `document_end`.
+    `ids_L` holds the ids of the (n - 1)-grams that start from `first` on. The id behind its last is
+    unknown, so the n-gram that starts at the last position counts unless it passes `document_end`.
     """
     num = 0
     for i in range(len(ids_L)):
@@ -99,7 +101,7 @@ def count_keys(keys_M: np.ndarray, table_C2: np.ndarray, slots_M: np.ndarray) ->
         if ahead < len(keys_M):
             slot = _slot(keys_M[ahead], mask)
             slots_M[ahead] = slot
-            prefetch(table_C2, slot)
+            prefetch_row(table_C2, slot)
         if j < 0:
             continue
         key, slot = keys_M[j], np.int64(slots_M[j])
@@ -134,5 +136,5 @@ def place_ids(
     """`ids_L[position] = ids_C[slot]` for every candidate."""
     for j in range(len(slots_M)):
         if j + AHEAD < len(slots_M):
-            prefetch(ids_C, np.int64(slots_M[j + AHEAD]))
+            prefetch_row(ids_C, np.int64(slots_M[j + AHEAD]))
         ids_L[positions_M[j]] = ids_C[slots_M[j], 0]
