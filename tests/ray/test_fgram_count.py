@@ -1,6 +1,7 @@
 """Laws of the count stage: equal bytes however it runs, and bad input changes nothing."""
 
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +13,13 @@ from ray_jobs.count.config import CountConfig
 from ray_jobs.count.fgram_count import run
 from scone_core.artifacts import storage
 from scone_core.artifacts.folders import RECEIPTS, publish
-from scone_core.artifacts.manifests import MANIFEST, ArtifactError, TokensManifest, load_manifest
+from scone_core.artifacts.manifests import (
+    MANIFEST,
+    ArtifactError,
+    FGramsManifest,
+    TokensManifest,
+    load_manifest,
+)
 from scone_core.fgrams.fgram_shards import read_fgrams
 from scone_core.fgrams.index import FGramIndex
 from scone_core.fgrams.validation import validate_fgrams
@@ -23,24 +30,36 @@ from tests.programs.stages import kill_at_random_points, kill_when, run_script, 
 DOCUMENTS = zipf_documents(num_documents=60, mean_length=300, vocab_size=200, seed=3)
 
 
-@pytest.fixture(scope="session")
-def tracking(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One MLflow store for all tests: to make one takes seconds."""
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
-
-
-@pytest.fixture
-def config(tmp_path: Path, tracking: str) -> CountConfig:
+def config_for(folder: Path) -> CountConfig:
     """Counts DOCUMENTS, of whose n-grams at `min_count` the last third is cut off."""
-    write_tokens(str(tmp_path / "tokens"), DOCUMENTS, num_shards=3)
+    write_tokens(str(folder / "tokens"), DOCUMENTS, num_shards=3)
     return CountConfig(
-        tokens=str(tmp_path / "tokens"),
-        out=str(tmp_path / "fgrams"),
+        tokens=str(folder / "tokens"),
+        out=str(folder / "fgrams"),
         num_fgrams=1500,
         min_count=3,
         rows_per_shard=400,
-        tracking={"uri": tracking},
     )
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> CountConfig:
+    return config_for(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the configuration above gives, once for all tests that only read it."""
+    config = config_for(tmp_path_factory.mktemp("counted"))
+    run(config)
+    return Path(config.out)
+
+
+@pytest.fixture
+def finished(counted: Path, config: CountConfig) -> CountConfig:
+    """A configuration whose output is there, for tests that change it or run again."""
+    shutil.copytree(counted, config.out)
+    return config
 
 
 def test_the_stage_writes_the_most_frequent_n_grams(config: CountConfig) -> None:
@@ -48,19 +67,17 @@ def test_the_stage_writes_the_most_frequent_n_grams(config: CountConfig) -> None
     assert validate_fgrams(config.out) == manifest
     counts = brute_force(DOCUMENTS, max_n=5, min_count=3)
     expected = rank(counts)[:1500]
-    tokens_SK, n_S, counts_S = read_fgrams(config.out)
-    rows = zip(tokens_SK.tolist(), n_S.tolist(), strict=True)
-    assert [tuple(tokens[:n]) for tokens, n in rows] == expected
-    assert counts_S.tolist() == [counts[fgram] for fgram in expected]
+    found = read_fgrams(config.out)
+    assert found.tuples() == expected
+    assert found.counts_M.tolist() == [counts[fgram] for fgram in expected]
     assert FGramIndex.open(config.out).match(np.array([expected[-1]])).fgram_ids_BT[0, -1] == 1499
 
 
-def test_the_artifact_is_self_contained_and_scratch_is_gone(config: CountConfig) -> None:
-    run(config)
-    names = set(snapshot(Path(config.out)))
+def test_the_artifact_is_self_contained_and_scratch_is_gone(counted: Path) -> None:
+    names = set(snapshot(counted))
     shards = {f"fgrams-{number:05d}.parquet" for number in range(4)}
     assert names == {MANIFEST, "tokenizer.json", "index/trie.npy", *shards}
-    assert not any(path.name.startswith("_") for path in Path(config.out).iterdir())
+    assert not any(path.name.startswith("_") for path in counted.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -69,29 +86,26 @@ def test_the_artifact_is_self_contained_and_scratch_is_gone(config: CountConfig)
         {"num_chunks": 1, "num_ranges": 1},
         {"num_chunks": 2, "num_ranges": 9, "scratch_form": "compressed"},
         {"num_chunks": 8, "num_ranges": 40, "memory_mb": 500},
-        {"engine": "a_priori"},
         {"scratch": "elsewhere"},
     ],
     ids=str,
 )
-def test_bytes_do_not_depend_on_engine_chunks_ranges_and_scratch(
-    config: CountConfig, changes: dict[str, object], tmp_path: Path
+def test_bytes_do_not_depend_on_chunks_ranges_and_scratch(
+    counted: Path, config: CountConfig, changes: dict[str, object], tmp_path: Path
 ) -> None:
     if "scratch" in changes:
         changes = {"scratch": str(tmp_path / "elsewhere")}
-    run(config)
-    run(config.replace(out=str(tmp_path / "other"), **changes))
-    assert snapshot(tmp_path / "other") == snapshot(tmp_path / "fgrams")
+    run(config.replace(**changes))
+    assert snapshot(tmp_path / "fgrams") == snapshot(counted)
     assert not list((tmp_path / "elsewhere").glob("*"))
 
 
 def test_rows_and_index_do_not_depend_on_shards_and_the_order_of_documents(
-    config: CountConfig, tmp_path: Path
+    counted: Path, config: CountConfig, tmp_path: Path
 ) -> None:
     write_tokens(str(tmp_path / "reversed"), DOCUMENTS[::-1], num_shards=7)
-    run(config)
-    run(config.replace(tokens=str(tmp_path / "reversed"), out=str(tmp_path / "other")))
-    whole, other = snapshot(tmp_path / "fgrams"), snapshot(tmp_path / "other")
+    run(config.replace(tokens=str(tmp_path / "reversed")))
+    whole, other = snapshot(counted), snapshot(Path(config.out))
     assert whole.pop(MANIFEST) != other.pop(MANIFEST)
     assert whole == other
 
@@ -110,19 +124,19 @@ def test_the_plan_is_printed_and_says_what_is_a_guess(
     assert re.search(r"map chunks: 8/8 units, [\d.]+/s, ETA 0:00:00", output)
 
 
-def test_readers_ignore_files_that_the_manifest_does_not_list(config: CountConfig) -> None:
+def test_readers_ignore_files_that_the_manifest_does_not_list(finished: CountConfig) -> None:
     """A crashed writer leaves such files behind (Eventual-Inc/Daft#3576)."""
-    manifest = run(config)
-    (Path(config.out) / "fgrams-00099.parquet").write_bytes(b"PAR1 half a file")
-    assert validate_fgrams(config.out) == manifest
-    assert len(read_fgrams(config.out).n_M) == manifest.num_fgrams
+    manifest = load_manifest(FGramsManifest, finished.out)
+    (Path(finished.out) / "fgrams-00099.parquet").write_bytes(b"PAR1 half a file")
+    assert validate_fgrams(finished.out) == manifest
+    assert read_fgrams(finished.out).num == manifest.num_fgrams
 
 
-def test_a_second_run_returns_at_once_and_opens_nothing(config: CountConfig) -> None:
-    first = run(config)
-    before = {path: path.stat().st_mtime_ns for path in Path(config.out).rglob("*")}
-    assert run(config.replace(num_chunks=2, memory_mb=2000)) == first
-    assert {path: path.stat().st_mtime_ns for path in Path(config.out).rglob("*")} == before
+def test_a_second_run_returns_at_once_and_opens_nothing(finished: CountConfig) -> None:
+    first = load_manifest(FGramsManifest, finished.out)
+    before = {path: path.stat().st_mtime_ns for path in Path(finished.out).rglob("*")}
+    assert run(finished.replace(num_chunks=2, memory_mb=2000)) == first
+    assert {path: path.stat().st_mtime_ns for path in Path(finished.out).rglob("*")} == before
 
 
 def kill_count(config: CountConfig, unit: str) -> None:
@@ -131,18 +145,17 @@ def kill_count(config: CountConfig, unit: str) -> None:
         f"--{name}={getattr(config, name.replace('-', '_'))}"
         for name in ("tokens", "out", "num-fgrams", "min-count", "rows-per-shard")
     ]
-    command += [f"--tracking.uri={config.tracking.uri}", "--num-chunks=16", "--num-ranges=16"]
+    command += ["--num-chunks=16", "--num-ranges=16"]
     out = Path(config.out)
     kill_when(lambda: any(out.rglob(f"{RECEIPTS}/{unit}")), "fgram_count.py", *command)
     assert not (out / MANIFEST).exists()
 
 
-def test_killed_and_run_again_equals_uninterrupted(config: CountConfig, tmp_path: Path) -> None:
-    run(config)
-    killed = config.replace(out=str(tmp_path / "killed"), num_chunks=16, num_ranges=16)
+def test_killed_and_run_again_equals_uninterrupted(counted: Path, config: CountConfig) -> None:
+    killed = config.replace(num_chunks=16, num_ranges=16)
     kill_count(killed, "range-*")
     run(killed)
-    assert snapshot(tmp_path / "killed") == snapshot(tmp_path / "fgrams")
+    assert snapshot(Path(killed.out)) == snapshot(counted)
 
 
 def test_killed_at_ten_random_points_equals_uninterrupted(
@@ -161,25 +174,26 @@ def test_killed_at_ten_random_points_equals_uninterrupted(
 
 
 def test_a_resumed_count_opens_no_input_of_finished_units(
-    config: CountConfig, tmp_path: Path
+    counted: Path, config: CountConfig, tmp_path: Path
 ) -> None:
     """Once all ranges are done, chunks and token shards may as well be gone."""
-    run(config)
-    killed = config.replace(out=str(tmp_path / "killed"), num_chunks=16, num_ranges=16)
+    killed = config.replace(num_chunks=16, num_ranges=16)
     kill_count(killed, "shard-*")
     opened_by_finished = [
-        *(tmp_path / "killed").glob("_scratch/*/*.records"),
+        *Path(killed.out).glob("_scratch/*/*.records"),
         *(tmp_path / "tokens").glob("*.arrow"),
     ]
     assert len(opened_by_finished) == 16 + 3, opened_by_finished
     for path in opened_by_finished:
         path.unlink()
     run(killed)
-    assert snapshot(tmp_path / "killed") == snapshot(tmp_path / "fgrams")
+    assert snapshot(Path(killed.out)) == snapshot(counted)
 
 
-def test_an_output_of_another_configuration_is_refused_and_untouched(config: CountConfig) -> None:
-    run(config)
+def test_an_output_of_another_configuration_is_refused_and_untouched(
+    finished: CountConfig,
+) -> None:
+    config = finished
     before = snapshot(Path(config.out))
     with pytest.raises(ArtifactError, match="min_count: 3 there, 4 here"):
         run(config.replace(min_count=4))
@@ -270,9 +284,10 @@ def test_a_short_disk_is_met_with_rounds_and_the_same_bytes(
     assert snapshot(tmp_path / "short") == snapshot(tmp_path / "fgrams")
 
 
-def test_a_grown_corpus_counts_its_new_documents_alone(config: CountConfig, tmp_path: Path) -> None:
+def test_a_grown_corpus_counts_its_new_documents_alone(
+    counted: Path, config: CountConfig, tmp_path: Path
+) -> None:
     """Kept chunks and new tokens give the bytes of the joint count, and old tokens are not read."""
-    run(config)
     for part, documents in (("old", DOCUMENTS[:40]), ("new", DOCUMENTS[40:])):
         write_tokens(str(tmp_path / part), documents)
     old = config.replace(tokens=str(tmp_path / "old"), out=str(tmp_path / "of-old"))
@@ -283,7 +298,7 @@ def test_a_grown_corpus_counts_its_new_documents_alone(config: CountConfig, tmp_
             tokens=str(tmp_path / "new"), chunks=[str(tmp_path / "kept")], out=str(tmp_path / "sum")
         )
     )
-    joint, updated = snapshot(tmp_path / "fgrams"), snapshot(tmp_path / "sum")
+    joint, updated = snapshot(counted), snapshot(tmp_path / "sum")
     assert joint.pop(MANIFEST) != updated.pop(MANIFEST)
     assert joint == updated
     assert manifest.num_tokens == sum(map(len, DOCUMENTS))
@@ -312,8 +327,6 @@ def test_chunks_of_another_tokenizer_or_length_are_refused(
         run(changed.replace(tokens=str(tmp_path / "wide")))
     with pytest.raises(ArtifactError, match="max_n of .*kept: found 5, expected 4"):
         run(changed.replace(max_n=4))
-    with pytest.raises(ValueError, match="they need engine='one_scan'"):
-        changed.replace(engine="a_priori")
 
 
 def test_included_n_grams_and_all_inside_them_come_on_top(
@@ -329,10 +342,9 @@ def test_included_n_grams_and_all_inside_them_come_on_top(
     wanted = {g[a:b] for g in (present, absent) for a in range(4) for b in range(a + 2, len(g) + 1)}
     top = rank(Counter({g: count for g, count in counts.items() if count >= 3}))[:1500]
     extra = sorted(wanted - {*top}, key=lambda g: (-counts[g], len(g), g))
-    tokens_SK, n_S, counts_S = read_fgrams(config.out)
-    found = [tuple(t[:n]) for t, n in zip(tokens_SK.tolist(), n_S.tolist(), strict=True)]
-    assert found == top + extra
-    assert counts_S.tolist() == [counts[ngram] for ngram in found]
+    found = read_fgrams(config.out)
+    assert found.tuples() == top + extra
+    assert found.counts_M.tolist() == [counts[ngram] for ngram in found.tuples()]
     assert manifest.num_included == len(extra) > 0
 
 
@@ -341,9 +353,7 @@ def test_no_f_gram_holds_an_excluded_token(config: CountConfig) -> None:
     validate_fgrams(config.out)
     counts = brute_force(DOCUMENTS, max_n=5, min_count=3)
     allowed = [ngram for ngram in rank(counts) if not {2, 5} & {*ngram}]
-    tokens_SK, n_S, _ = read_fgrams(config.out)
-    rows = zip(tokens_SK.tolist(), n_S.tolist(), strict=True)
-    assert [tuple(tokens[:n]) for tokens, n in rows] == allowed[:500]
+    assert read_fgrams(config.out).tuples() == allowed[:500]
 
 
 @pytest.mark.parametrize("line", ["7", "1 2 3 4 5 6", "1 x", "1 256", "1 0 2", "1 9"])
@@ -391,15 +401,13 @@ def test_bad_input_ends_the_process_with_its_reason_as_the_last_line(
     command = [f"--tokens={config.tokens}", f"--out={tmp_path / 'none'}"]
     shard = Path(config.tokens) / "tokens-00000.arrow"
     shard.write_bytes(shard.read_bytes()[:-1])
-    code, output = run_script(
-        "fgram_count.py", *command, "--num-fgrams=10", f"--tracking.uri={config.tracking.uri}"
-    )
+    code, output = run_script("fgram_count.py", *command, "--num-fgrams=10")
     assert code == 1
     assert output.splitlines()[-1].startswith(f"error: {shard}:")
 
 
-def test_the_run_is_in_mlflow_with_its_plots(config: CountConfig) -> None:
-    manifest = run(config)
+def test_the_run_is_in_mlflow_with_its_plots(counted: Path) -> None:
+    manifest = load_manifest(FGramsManifest, str(counted))
     (found,) = mlflow.search_runs(
         experiment_names=["scone"],
         filter_string=f"tags.`scone.fingerprint` = '{manifest.fingerprint}'",

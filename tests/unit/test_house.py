@@ -13,7 +13,7 @@ from ray_jobs.tokenize.worker import to_table
 from scone_core.corpus.documents import Pack
 from scone_core.corpus.token_files import documents_to_batch
 from scone_core.fgrams.fgram_shards import fgram_schema
-from scone_core.fgrams.ngrams import NGrams, ngram_batch
+from scone_core.fgrams.ngrams import NGrams
 from tests import ROOT
 
 
@@ -62,7 +62,7 @@ def test_no_schema_has_32_bit_offsets() -> None:
     tokens = documents_to_batch([], [], vocab_size=10).schema
     texts = to_table(0, Pack(doc_ids=[1], texts=["text"])).drop_columns("num_skipped").schema
     rows = NGrams(np.zeros((1, 5), np.uint32), np.ones(1, np.uint8), np.ones(1, np.uint64))
-    for schema in (tokens, texts, ngram_batch(rows).schema, fgram_schema(5)):
+    for schema in (tokens, texts, rows.to_batch().schema, fgram_schema(5)):
         for field in schema:
             narrow = (pa.types.is_string, pa.types.is_binary, pa.types.is_list)
             assert not any(is_narrow(field.type) for is_narrow in narrow), field
