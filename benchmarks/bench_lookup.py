@@ -1,7 +1,11 @@
 """Lookup: match and gather from memory, cold rows from disk, and the peers of both.
 
 `make bench-lookup`. A table for people, one JSON line last. Rates are per CPU second of one thread,
-latencies by the wall clock, both medians of interleaved rounds.
+latencies by the wall clock, both medians of interleaved rounds. A decode step is what vLLM's worker
+calls: `RowLookup.put_rows` with the scheduler's table of int32 tokens, which matches the new token
+of each of B sequences and writes the rows of the hits into the input embeddings (bfloat16).
+
+Shapes: B sequences, L positions of a token table, T steps, M hits, D width, N rows of one shard.
 """
 
 import json
@@ -13,7 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -21,14 +25,17 @@ import torch
 
 from benchmarks import lookup_cold, lookup_data, lookup_peers
 from benchmarks.lookup_data import MAX_N, NUM_KEYS, NUM_ROWS, WIDTH, Data
+from benchmarks.lookup_peers import TOKEN_BYTES
 from benchmarks.rounds import Metrics, interleave, medians, wall_us
 from scone_core.artifacts.manifests import EmbeddingsManifest, RowFormat, load_manifest
 from scone_core.table.embedding_table import EmbeddingTable, aligned_empty
-from scone_core.table.lookup_engine import LookupEngine
-from scone_core.table.row_formats import from_storage, to_storage
+from scone_core.table.row_formats import as_array, as_tensor, from_storage, to_storage
+from scone_core.table.row_lookup import Hits, RowLookup
 from tests.builders.tables import publish_rows
 
 BATCHES = (1, 16, 256, 4096)
+MAX_LENGTH = 4096
+"""Positions of a token table: as vLLM has one row for each request, of the longest there may be."""
 NUM_STEPS, ROUNDS, PASSES = 240, 21, 10
 """Decode steps of a comparison, its rounds, and how often ours takes all steps in one: it is about
 as many times as fast as its peers.
@@ -43,9 +50,9 @@ def main() -> None:
     metrics = (
         measure_bytes(data)
         | measure_private_memory(data, folder)
-        | measure_match(data)
+        | measure_match(data, table)
         | measure_steps(data, table)
-        | measure_dict(data)
+        | measure_dict(data, table)
         | measure_lmdb(data, table)
         | measure_gather(table)
         | measure_quantised()
@@ -81,7 +88,7 @@ def measure_bytes(data: Data) -> Metrics:
 OPEN_IN_ANOTHER_PROCESS = """
 import sys
 import numpy as np
-from scone_core.table import EmbeddingTable
+from scone_core.table.embedding_table import EmbeddingTable
 
 def private_mb():
     lines = [line.split() for line in open("/proc/self/smaps_rollup")]
@@ -107,7 +114,7 @@ def measure_private_memory(data: Data, folder: Path) -> Metrics:
     return {"uss_growth_mb": opened, "uss_growth_with_compiled_code_mb": used}
 
 
-def measure_match(data: Data) -> Metrics:
+def measure_match(data: Data, table: EmbeddingTable) -> Metrics:
     """All of the held-out text at once, and one sequence token by token."""
     text_1T = data.text_L[None]
 
@@ -118,14 +125,14 @@ def measure_match(data: Data) -> Metrics:
 
     rates = interleave({"match Mtok/s": mtok_s}, 7)
     print("match Mtok/s: " + " ".join(f"{value:.1f}" for value in rates["match Mtok/s"]))
-    stream, tokens = data.index.stream(1), [data.text_L[i : i + 1] for i in range(20_000)]
     expected_L = data.index.match(text_1T).fgram_ids_BT[0]
+    lookup, sequence = RowLookup(data.index, table), Sequences.of(data, np.zeros(1, int), 20_000)
     found, latency = [], []
-    for token in tokens:
+    for num_computed_B in sequence.steps:
         started = perf_counter()
-        ids_B = stream.advance(token)
+        hits = lookup.match(sequence.tokens_BL, num_computed_B, sequence.starts_B1)
         latency.append(perf_counter() - started)
-        found.append(int(ids_B[0]))
+        found.append(int(hits.fgram_ids_M[0]) if len(hits.places_M) else -1)
     assert found == expected_L[: len(found)].tolist()
     return {
         "match_mtok_s_per_core": statistics.median(rates["match Mtok/s"]),
@@ -135,48 +142,67 @@ def measure_match(data: Data) -> Metrics:
     }
 
 
-def streams_of(data: Data, batch: int, num_steps: int, seed: int) -> np.ndarray:
-    """Tokens [steps, B] of B sequences from random places of the text."""
-    starts_B = np.random.default_rng(seed).integers(0, len(data.text_L) - num_steps, batch)
-    return np.stack([data.text_L[starts_B + step] for step in range(num_steps)])
+class Sequences(NamedTuple):
+    """B sequences that are decoded step by step, as vLLM's worker sees them."""
+
+    tokens_BL: np.ndarray
+    """int32, the token table."""
+    starts_B1: np.ndarray
+    """int32, one token of each in every step."""
+    steps: list[np.ndarray]
+    """int32 [B] each: tokens of each sequence before the step."""
+
+    @classmethod
+    def of(cls, data: Data, places_B: np.ndarray, num_steps: int) -> Self:
+        """Sequences that begin at these places of the text."""
+        tokens_BL = np.zeros((len(places_B), max(MAX_LENGTH, num_steps)), np.int32)
+        for row, place in zip(tokens_BL, places_B, strict=True):
+            row[:num_steps] = data.text_L[place : place + num_steps]
+        steps = [np.full(len(places_B), step, np.int32) for step in range(num_steps)]
+        return cls(tokens_BL, np.arange(len(places_B) + 1, dtype=np.int32), steps)
 
 
 def measure_steps(data: Data, table: EmbeddingTable) -> Metrics:
-    """Decode steps of B sequences: match the new tokens, gather the rows of the hits."""
-    engine = LookupEngine(data.index, table)
-    metrics: Metrics = {}
+    """Decode steps of B sequences from random places of the text."""
+    lookup, metrics = RowLookup(data.index, table), Metrics()
     for batch in BATCHES:
-        steps = max(60, min(3000, 300_000 // batch))
-        tokens_TB, out_BD = streams_of(data, batch, steps, batch), engine.table.empty(batch)
-        stream, latency = engine.stream(batch), []
-        for tokens_B in tokens_TB:
-            latency.append(wall_us(engine.step, stream, tokens_B, out_BD))
-        warm = latency[steps // 5 :]
+        num_steps = max(60, min(3000, 300_000 // batch))
+        rng, inputs_BD = np.random.default_rng(batch), as_tensor(table.empty(batch))
+        places_B = rng.integers(0, len(data.text_L) - num_steps, batch)
+        tokens_BL, starts_B1, steps = Sequences.of(data, places_B, num_steps)
+        latency = [wall_us(lookup.put_rows, tokens_BL, n_B, starts_B1, inputs_BD) for n_B in steps]
+        warm = latency[num_steps // 5 :]
         metrics[f"us_per_token_b{batch}"] = float(np.median(warm)) / batch
         metrics[f"step_us_b{batch}_p50"] = float(np.median(warm))
         metrics[f"step_us_b{batch}_p99"] = float(np.percentile(warm, 99))
-    print(f"lookups so far: {engine.report()}")
+    print(f"rows so far: {table.statistics.report()}")
     return metrics
 
 
 class Step(NamedTuple):
-    """The next token of B sequences, and where it stands in the text for who reads that."""
+    """One decode step: the token table for ours, and where it stands in the text for peers."""
 
-    tokens_B: np.ndarray
+    tokens_BL: np.ndarray
+    num_computed_B: np.ndarray
+    starts_B1: np.ndarray
     text: bytes
     """All tokens as big-endian uint16."""
     ends_B: list[int]
 
 
 def steps_of(data: Data, batch: int, seed: int) -> list[Step]:
+    """Steps behind the first K tokens of each sequence, which ours and peers see alike."""
     text = data.text_L.astype(">u2").tobytes()
-    starts_B = np.random.default_rng(seed).integers(MAX_N, len(data.text_L) - NUM_STEPS, batch)
-    places = [starts_B + step for step in range(NUM_STEPS)]
-    return [Step(data.text_L[at_B], text, ((at_B + 1) * 2).tolist()) for at_B in places]
+    places_B = np.random.default_rng(seed).integers(0, len(data.text_L) - NUM_STEPS - MAX_N, batch)
+    tokens_BL, starts_B1, steps = Sequences.of(data, places_B, NUM_STEPS + MAX_N)
+    return [
+        Step(tokens_BL, n_B, starts_B1, text, ((places_B + n_B + 1) * TOKEN_BYTES).tolist())
+        for n_B in steps[MAX_N:]
+    ]
 
 
 def in_turn(
-    ours: Callable[[], Callable[[Step], object]],
+    ours: Callable[[Step], object],
     theirs: Callable[[Step], object],
     steps: list[Step],
 ) -> Iterator[tuple[float, float]]:
@@ -187,45 +213,44 @@ def in_turn(
     for _ in range(ROUNDS):
         passes = []
         for _ in range(PASSES):
-            take = ours()
-            passes.append([wall_us(take, step) for step in steps])
+            passes.append([wall_us(ours, step) for step in steps])
         ours_us = [microseconds for one in passes[PASSES // 2 :] for microseconds in one]
         theirs_us = [wall_us(theirs, step) for step in steps]
         yield statistics.median(ours_us), statistics.median(theirs_us[len(steps) // 2 :])
 
 
-def measure_dict(data: Data) -> Metrics:
+def measure_dict(data: Data, table: EmbeddingTable) -> Metrics:
     """Decode steps of 256 sequences, match only: ours and a Python dictionary."""
     ids, steps = lookup_peers.python_dict(data), steps_of(data, 256, seed=5)
-    streams = [data.index.stream(256)]
+    lookup, found = RowLookup(data.index, table), []
 
-    def ours() -> Callable[[Step], object]:
-        streams[0] = data.index.stream(256)
-        return lambda step: streams[0].advance(step.tokens_B)
+    def ours(step: Step) -> np.ndarray:
+        hits = lookup.match(step.tokens_BL, step.num_computed_B, step.starts_B1)
+        return hits.fgram_ids_M
 
-    found = []
-    for microseconds in in_turn(
-        ours, lambda step: lookup_peers.match_in_dict(ids, step.text, step.ends_B), steps
-    ):
+    def theirs(step: Step) -> list[int]:
+        return lookup_peers.match_in_dict(ids, step.text, step.ends_B)
+
+    for microseconds in in_turn(ours, theirs, steps):
         found.append(microseconds)
-        expected = lookup_peers.match_in_dict(ids, steps[-1].text, steps[-1].ends_B)
-        assert streams[0].fgram_ids_B.tolist() == expected
+        expected = theirs(steps[-1])
+        assert ours(steps[-1]).tolist() == [fgram_id for fgram_id in expected if fgram_id >= 0]
     print("match b256, ours and dict, us: " + " ".join(f"{o:.0f}/{t:.0f}" for o, t in found))
     ours_us, theirs_us = map(statistics.median, zip(*found, strict=True))
     return {
         "match_us_b256": ours_us,
-        "match_us_b256_cold_caches": cold_caches_us(data, steps),
+        "match_us_b256_cold_caches": cold_caches_us(ours, steps),
         "dict_us_b256": theirs_us,
         "vs_python_dict_b256": theirs_us / ours_us,
     }
 
 
-def cold_caches_us(data: Data, steps: list[Step]) -> float:
+def cold_caches_us(match: Callable[[Step], object], steps: list[Step]) -> float:
     """A step behind work that has filled the caches, as a model's weights do."""
-    stream, weights, found = data.index.stream(256), np.zeros(6 << 20, np.int64), []
+    weights, found = np.zeros(6 << 20, np.int64), []
     for step in steps:
         weights.sum()
-        found.append(wall_us(stream.advance, step.tokens_B))
+        found.append(wall_us(match, step))
     return statistics.median(found[len(steps) // 2 :])
 
 
@@ -233,23 +258,22 @@ def measure_lmdb(data: Data, table: EmbeddingTable) -> Metrics:
     """Decode steps of 256 sequences, match and rows: ours and LMDB, the same f-grams, all in
     memory.
     """
-    engine, store = LookupEngine(data.index, table), lookup_peers.Lmdb(data.lmdb)
-    out_BD, row_BD = table.empty(256), table.empty(256)
-    steps, streams = steps_of(data, 256, seed=6), [engine.stream(256)]
+    lookup, store = RowLookup(data.index, table), lookup_peers.Lmdb(data.lmdb)
+    inputs_BD, row_BD = as_tensor(table.empty(256)), table.empty(256)
+    steps, found = steps_of(data, 256, seed=6), []
 
-    def ours() -> Callable[[Step], object]:
-        streams[0] = engine.stream(256)
-        return lambda step: engine.step(streams[0], step.tokens_B, out_BD)
+    def ours(step: Step) -> Hits:
+        return lookup.put_rows(step.tokens_BL, step.num_computed_B, step.starts_B1, inputs_BD)
 
-    found = []
-    for microseconds in in_turn(
-        ours, lambda step: store.match_rows(step.text, step.ends_B, row_BD), steps
-    ):
+    def theirs(step: Step) -> list[bool]:
+        return store.match_rows(step.text, step.ends_B, row_BD)
+
+    for microseconds in in_turn(ours, theirs, steps):
         found.append(microseconds)
-        ids_B = streams[0].fgram_ids_B
-        hits_M = (ids_B >= 0).nonzero()[0]
-        assert np.array_equal(row_BD.view(np.int64)[hits_M, 0], ids_B[hits_M])
-        assert np.array_equal(out_BD.view(np.int64)[: len(hits_M), 0], ids_B[hits_M])
+        hits, is_hit_B = ours(steps[-1]), theirs(steps[-1])
+        assert np.array_equal(hits.places_M, np.flatnonzero(is_hit_B))
+        for rows_BD in (row_BD, as_array(inputs_BD)):
+            assert np.array_equal(rows_BD.view(np.int64)[hits.places_M, 0], hits.fgram_ids_M)
     store.close()
     print("rows b256, ours and LMDB, us: " + " ".join(f"{o:.0f}/{t:.0f}" for o, t in found))
     ours_us, theirs_us = map(statistics.median, zip(*found, strict=True))

@@ -1,11 +1,11 @@
-"""A model that lies on every node already: nothing to fetch before its engine starts."""
+"""A hook of Ray's LLM engine: the node has the model already, so Ray fetches nothing."""
 
 from ray.llm._internal.common.callbacks.base import CallbackBase
 
 
 class LocalModel(CallbackBase):
-    """Named in the engine's configuration, as Ray's guide to engine callbacks describes."""
+    """The engine's configuration names this class, as Ray's guide to engine callbacks describes."""
 
     async def on_before_node_init(self) -> None:
-        """Else every replica waits for a task whose only work is to import vLLM, seconds long."""
+        """Skip the task that would fetch the model: it only imports vLLM, which takes seconds."""
         self.ctx.run_init_node = False

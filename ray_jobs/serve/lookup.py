@@ -1,4 +1,4 @@
-"""f-gram ids -> rows of the table in host memory: mapped here, or asked of lookup actors.
+"""f-gram ids -> rows of the table in host memory: read from a map, or asked of lookup actors.
 
 All read the same mapped shards, so rows are bit-equal. An actor of the node lets engines that may
 not map the table (another container, another owner of the memory) share one copy per node; actors
@@ -7,7 +7,7 @@ of all nodes, each with a part of the shards, hold a table that is too large for
 
 import logging
 import os
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import ray
@@ -16,9 +16,11 @@ from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from scone_core.serving.served_folder import SconeSection
+from scone_core.table.embedding_table import put_tensor
 from scone_core.table.lookup_statistics import LookupReport
 from scone_core.table.node_parts import LookupPlan, TableParts
 from scone_core.table.row_formats import as_tensor
+from scone_core.table.row_lookup import RowSource
 from scone_core.table.tiers import ALL_MAPPED, Tiers
 
 Placement = Literal["local", "actor", "nodes"]
@@ -26,22 +28,18 @@ Placement = Literal["local", "actor", "nodes"]
 NAMESPACE = "scone"
 
 
-class Lookup(Protocol):
-    """Where an engine gets its rows."""
+def open_row_source(
+    section: SconeSection, placement: Placement, tiers: Tiers = ALL_MAPPED
+) -> RowSource:
+    """The rows of `section`'s table: `local` maps the table in this process, `actor` asks the
+    lookup actor of this node, `nodes` asks the actors of all nodes.
 
-    def rows(self, ids_M: np.ndarray) -> torch.Tensor:
-        """Rows [M, D] in the dtype that the table gives; valid until the next call."""
-        ...
-
-
-class LocalLookup:
-    """Reads the node's mapped table in this process."""
-
-    def __init__(self, section: SconeSection, tiers: Tiers = ALL_MAPPED) -> None:
-        self._table = section.open_table(tiers)
-
-    def rows(self, ids_M: np.ndarray) -> torch.Tensor:
-        return self._table.vectors(ids_M)
+    Raises:
+        ArtifactError: the table is missing, damaged, or another than the model was exported with.
+        ValueError: `tiers` cannot be had on this machine, or there is no Ray cluster to ask.
+    """
+    sources = {"local": SconeSection.open_table, "actor": ActorRows, "nodes": NodesRows}
+    return sources[placement](section, tiers)
 
 
 class TableServer:
@@ -60,7 +58,7 @@ class TableServer:
         return self._table.statistics.report()
 
 
-class ActorLookup:
+class ActorRows:
     """Asks the lookup actor of this node, one message per call.
 
     The engine that comes first starts the actor and owns it. When that engine ends, the actor ends
@@ -73,7 +71,12 @@ class ActorLookup:
         section.open_table()  # a damaged table is refused here and not by an actor that dies
         self._actor = node_actor(section, tiers)
 
+    def put_rows(self, ids_M: np.ndarray, places_M: np.ndarray, inputs_TD: torch.Tensor) -> None:
+        """As `RowSource.put_rows`."""
+        put_tensor(self.rows(ids_M), places_M, inputs_TD)
+
     def rows(self, ids_M: np.ndarray) -> torch.Tensor:
+        """The rows [M, D] in the dtype that the table gives."""
         try:
             rows_MD = ray.get(self._actor.rows.remote(ids_M))
         except RayActorError:
@@ -82,7 +85,7 @@ class ActorLookup:
         return as_tensor(rows_MD.copy())  # objects of Ray are read-only
 
 
-class NodesLookup:
+class NodesRows:
     """Asks the lookup actors of all nodes, each of which owns a range of shards: one message per
     owner and call, for each row once.
     """
@@ -97,7 +100,12 @@ class NodesLookup:
         self._parts = TableParts(manifest, num_owners or len(_alive_nodes()))
         self._owners = [self._owner(number) for number in range(len(self._parts.shards))]
 
+    def put_rows(self, ids_M: np.ndarray, places_M: np.ndarray, inputs_TD: torch.Tensor) -> None:
+        """As `RowSource.put_rows`."""
+        put_tensor(self.rows(ids_M), places_M, inputs_TD)
+
     def rows(self, ids_M: np.ndarray) -> torch.Tensor:
+        """The rows [M, D] in the dtype that the table gives."""
         plan = self._parts.plan(ids_M)
         asked = {
             owner: self._owners[owner].rows.remote(ids) for owner, ids in plan.ids_by_owner.items()
@@ -119,16 +127,6 @@ class NodesLookup:
         name = f"part {number + 1} of {len(parts)}"
         node_id = nodes[number % len(nodes)]
         return _table_actor(self._section, self._tiers, name, node_id, parts[number])
-
-
-def open_lookup(
-    section: SconeSection,
-    placement: Placement,
-    tiers: Tiers = ALL_MAPPED,
-) -> Lookup:
-    """The rows of `section`'s table, from where `placement` says."""
-    lookups = {"local": LocalLookup, "actor": ActorLookup, "nodes": NodesLookup}
-    return lookups[placement](section, tiers)
 
 
 def node_actor(section: SconeSection, tiers: Tiers = ALL_MAPPED) -> Any:

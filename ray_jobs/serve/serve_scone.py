@@ -25,7 +25,9 @@ class ServeConfig(Frozen):
     model_id: str = "scone"
     """The name under which clients ask for the model."""
     placement: Placement = "local"
-    """local: engines map the table themselves. actor: they ask the lookup actor of their node."""
+    """local: engines map the table themselves. actor: they ask the lookup actor of their node.
+    nodes: they ask the actors of all nodes, each of which holds a part of the table.
+    """
     tiers: Tiers = ALL_MAPPED
     """Rows that are locked in memory, and those that are read from disk; by default all are mapped.
     """

@@ -11,6 +11,7 @@ from scone_core.fgrams.index import FGramIndex
 from scone_core.model.micro_batch import Matcher, make_micro_batch
 from scone_core.model.scone_lm import SconeLM
 from scone_core.table.embedding_table import EmbeddingTable
+from scone_core.table.row_lookup import RowLookup
 
 
 class Inputs(NamedTuple):
@@ -22,8 +23,8 @@ class Inputs(NamedTuple):
 
 
 Embed = Callable[[np.ndarray], Inputs]
-"""tokens_BT -> Inputs: the only thing that differs between a plain model, f-gram vectors computed
-on the fly and f-gram vectors from the table.
+"""Maps tokens_BT to Inputs. A plain model, f-gram vectors from the f-gram model and f-gram vectors
+from the table differ in this function alone.
 """
 
 
@@ -38,9 +39,6 @@ def embed_from_table(
     tokens_BT: np.ndarray, *, model: SconeLM, index: FGramIndex, table: EmbeddingTable
 ) -> Inputs:
     """Vectors from the rows of the embedding table; the f-gram model is not used."""
-    fgram_ids_BT, match_len_BT = index.match(tokens_BT)
     embeddings_BTD = model.token_embedding(torch.from_numpy(np.ascontiguousarray(tokens_BT)))
-    is_hit_BT = fgram_ids_BT >= 0
-    vectors_MD = table.vectors(fgram_ids_BT[is_hit_BT])
-    embeddings_BTD[torch.from_numpy(is_hit_BT)] = vectors_MD.to(embeddings_BTD.dtype)
+    match_len_BT = RowLookup(index, table).put_rows_of_sequences(tokens_BT, embeddings_BTD)
     return Inputs(embeddings_BTD, match_len_BT)

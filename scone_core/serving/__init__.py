@@ -1,1 +1,1 @@
-"""The served folder, and what an engine's step looks up."""
+"""The served folder, and the transformers model that reads it."""

@@ -103,10 +103,9 @@ class SconeSection(Frozen):
         Raises:
             ArtifactError: missing, damaged, or another f-gram set than the model was trained with.
         """
-        index = FGramIndex.open(self.fgrams)
         manifest = load_manifest(FGramsManifest, self.fgrams)
         self._require(self.fgrams, manifest, fingerprint=self.fgrams_fingerprint)
-        return index
+        return FGramIndex.map(self.fgrams, manifest)
 
     def open_table(self, tiers: Tiers = ALL_MAPPED, shards: range | None = None) -> EmbeddingTable:
         """The rows (of some of the shards), which live where `tiers` says.

@@ -6,16 +6,14 @@ Shapes: B sequences, T their tokens, N the last of them that the model is about 
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from scone_core.artifacts import storage
 from scone_core.artifacts.manifests import ArtifactError, load_manifest
-from scone_core.fgrams.index import FGramIndex
 from scone_core.serving.served_folder import ARCHITECTURE_PREFIX, ServedManifest, read_section
-from scone_core.table.embedding_table import EmbeddingTable
+from scone_core.table.row_lookup import RowLookup
 
 AnyBase: Any = object
 """Stands for the Hugging Face model class that the mixin is put before."""
@@ -24,19 +22,15 @@ AnyBase: Any = object
 class TableInputs(AnyBase):
     """Put before a causal LM of transformers: input embeddings come from the table at hits."""
 
-    fgram_index: FGramIndex
-    table: EmbeddingTable
+    lookup: RowLookup
 
     def embed(self, tokens_BT: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Input embeddings [B, T, D] of whole sequences; padding is in no f-gram."""
         if attention_mask is not None:
             tokens_BT = tokens_BT.masked_fill(attention_mask == 0, -1)
-        fgram_ids_BT = self.fgram_index.match(tokens_BT.cpu().numpy()).fgram_ids_BT
         inputs_BTD = self.get_input_embeddings()(tokens_BT.clamp(min=0))
-        is_hit_BT = fgram_ids_BT >= 0
-        rows_MD = self.table.vectors(fgram_ids_BT[is_hit_BT])
-        where = torch.from_numpy(is_hit_BT).to(inputs_BTD.device)
-        return inputs_BTD.index_put((where,), rows_MD.to(inputs_BTD.device, inputs_BTD.dtype))
+        self.lookup.put_rows_of_sequences(tokens_BT.cpu().numpy(), inputs_BTD)
+        return inputs_BTD
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, *args: Any, attention_mask: Tensor | None = None, **kwargs: Any
@@ -54,7 +48,7 @@ class TableInputs(AnyBase):
                 f"input_ids: {input_ids.shape[1]} tokens after {num_cached} cached ones; f-grams "
                 "reach back into those, so give the whole sequence"
             )
-        needed = num_new + self.fgram_index.max_n - 1
+        needed = num_new + self.lookup.index.max_n - 1
         mask = None if attention_mask is None else attention_mask[:, -needed:]
         inputs["inputs_embeds"] = self.embed(input_ids[:, -needed:], mask)[:, -num_new:]
         inputs["input_ids"] = None
@@ -104,7 +98,7 @@ def load_served_model(folder: str, **options: Any) -> PreTrainedModel:
     if section is None:
         return transformers.AutoModelForCausalLM.from_pretrained(local, **options).eval()
     model = _scone_class(local).from_pretrained(local, **options).eval()
-    model.fgram_index, model.table = section.open_index(), section.open_table()
+    model.lookup = RowLookup(section.open_index(), section.open_table())
     model.register_forward_pre_hook(embed_whole_sequences, with_kwargs=True)
     return model
 

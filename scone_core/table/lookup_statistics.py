@@ -1,4 +1,4 @@
-"""What lookups did since a table was opened: hits, rows by tier, bytes, and how long they took."""
+"""Lookups of a table -> counts since it was opened: rows by tier, bytes, and how long they took."""
 
 from scone_core.artifacts.config import Frozen
 
@@ -9,10 +9,6 @@ NUM_BUCKETS = 40
 class LookupReport(Frozen):
     """A snapshot of `LookupStatistics`."""
 
-    num_tokens: int
-    """Tokens that were matched."""
-    num_hits: int
-    """Those at which an f-gram ends."""
     num_lookups: int
     num_rows: int
     num_hot: int
@@ -26,27 +22,13 @@ class LookupReport(Frozen):
     latency_ns: tuple[int, ...]
     """Lookups by latency: entry b counts those of 2^(b - 1) to 2^b - 1 nanoseconds."""
 
-    def latency_us(self, part: float) -> float:
-        """Microseconds within which `part` (0 to 1) of the lookups were done, to a power of two."""
-        wanted, seen = part * self.num_lookups, 0
-        for bucket, num in enumerate(self.latency_ns):
-            seen += num
-            if seen >= wanted:
-                return (1 << bucket) / 1000
-        return float("inf")
-
 
 class LookupStatistics:
     """Counts lookups, about 0.3 us each. Threads that share a table may lose a few."""
 
     def __init__(self) -> None:
-        self._tokens = self._hits = 0
         self._rows = self._hot = self._cold = self._reads = self._bytes = 0
         self._latency = [0] * NUM_BUCKETS
-
-    def add_match(self, num_tokens: int, num_hits: int) -> None:
-        self._tokens += num_tokens
-        self._hits += num_hits
 
     def add_rows(
         self, num_rows: int, *, num_hot: int, num_cold: int, num_reads: int, num_bytes: int, ns: int
@@ -60,8 +42,6 @@ class LookupStatistics:
 
     def report(self) -> LookupReport:
         return LookupReport(
-            num_tokens=self._tokens,
-            num_hits=self._hits,
             num_lookups=sum(self._latency),
             num_rows=self._rows,
             num_hot=self._hot,

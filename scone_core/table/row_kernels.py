@@ -1,6 +1,6 @@
 """Addresses of stored rows -> rows in the caller's buffer: compiled copies and dequantisation.
 
-Shapes: M rows of one lookup, D width, R bytes of one stored row.
+Shapes: M rows of one lookup, T rows of the caller's buffer, D width, R bytes of one stored row.
 """
 
 import numba as nb
@@ -67,22 +67,25 @@ def _prefetch_row(address: int, num_bytes: int) -> None:
 
 
 @nb.njit(nogil=True, cache=True)
-def copy_rows(addresses_M: np.ndarray, chosen: np.ndarray, out_MR: np.ndarray) -> None:
-    """Row m of `out_MR` (uint8, C-contiguous) becomes the bytes at `addresses_M[m]`, for every m in
-    `chosen` (int64).
+def copy_rows(
+    addresses_M: np.ndarray, chosen: np.ndarray, places_M: np.ndarray, out_TR: np.ndarray
+) -> None:
+    """Row `places_M[m]` of `out_TR` (uint8, C-contiguous) becomes the bytes at `addresses_M[m]`,
+    for every m in `chosen`; both are int64.
     """
-    row_bytes = out_MR.shape[1]
-    target = out_MR.ctypes.data
+    row_bytes = out_TR.shape[1]
+    target = out_TR.ctypes.data
     has_whole_lines = target % CACHE_LINE == 0 and row_bytes % CACHE_LINE == 0
     is_streamed = has_whole_lines and len(chosen) * row_bytes >= STREAMED_BYTES
     for i in range(len(chosen)):
         m = chosen[i]
         _prefetch_row(addresses_M[chosen[min(i + AHEAD, len(chosen) - 1)]], row_bytes)
+        row = target + places_M[m] * row_bytes
         if is_streamed:
             for byte in range(0, row_bytes, CACHE_LINE):
-                stream_line(target + m * row_bytes + byte, addresses_M[m] + byte)
+                stream_line(row + byte, addresses_M[m] + byte)
         else:
-            copy_bytes(target + m * row_bytes, addresses_M[m], row_bytes)
+            copy_bytes(row, addresses_M[m], row_bytes)
     if is_streamed:
         fence()
 
@@ -102,26 +105,34 @@ def _decode(record_R: np.ndarray, byte_values: np.ndarray, row_D: np.ndarray) ->
 
 @nb.njit(nogil=True, cache=True)
 def decode_rows(
-    addresses_M: np.ndarray, chosen: np.ndarray, byte_values: np.ndarray, out_MD: np.ndarray
+    addresses_M: np.ndarray,
+    chosen: np.ndarray,
+    places_M: np.ndarray,
+    byte_values: np.ndarray,
+    out_TD: np.ndarray,
 ) -> None:
-    """Row m of `out_MD` (float32) becomes the values of the record at `addresses_M[m]`, for every m
-    in `chosen`.
+    """Row `places_M[m]` of `out_TD` (float32) becomes the values of the record at `addresses_M[m]`,
+    for every m in `chosen`.
     """
-    record_R = np.empty(SCALE_BYTES + out_MD.shape[1], np.uint8)
+    record_R = np.empty(SCALE_BYTES + out_TD.shape[1], np.uint8)
     for i in range(len(chosen)):
         m = chosen[i]
         _prefetch_row(addresses_M[chosen[min(i + AHEAD, len(chosen) - 1)]], len(record_R))
         copy_bytes(record_R.ctypes.data, addresses_M[m], len(record_R))
-        _decode(record_R, byte_values, out_MD[m])
+        _decode(record_R, byte_values, out_TD[places_M[m]])
 
 
 @nb.njit(nogil=True, cache=True)
 def decode_rows_bf16(
-    addresses_M: np.ndarray, chosen: np.ndarray, byte_values: np.ndarray, out_MD: np.ndarray
+    addresses_M: np.ndarray,
+    chosen: np.ndarray,
+    places_M: np.ndarray,
+    byte_values: np.ndarray,
+    out_TD: np.ndarray,
 ) -> None:
     """`decode_rows` into the bits of bfloat16 (uint16), rounded to the nearest, ties to even."""
-    record_R = np.empty(SCALE_BYTES + out_MD.shape[1], np.uint8)
-    row_D = np.empty(out_MD.shape[1], np.float32)
+    record_R = np.empty(SCALE_BYTES + out_TD.shape[1], np.uint8)
+    row_D = np.empty(out_TD.shape[1], np.float32)
     bits_D = row_D.view(np.uint32)
     for i in range(len(chosen)):
         m = chosen[i]
@@ -131,4 +142,4 @@ def decode_rows_bf16(
         for d in range(len(row_D)):
             bits = bits_D[d]
             half = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-            out_MD[m, d] = np.uint16((bits + half) >> np.uint32(16))
+            out_TD[places_M[m], d] = np.uint16((bits + half) >> np.uint32(16))

@@ -142,7 +142,7 @@ def publish_table(
     fgrams: FGramsManifest,
     *,
     checkpoint: str = "random",
-    rows: RowFormat = "bf16",
+    row_format: RowFormat = "bf16",
 ) -> EmbeddingsManifest:
     """An embeddings/v1 artifact of two shards."""
     cut = len(vectors_SD) // 3
@@ -150,7 +150,7 @@ def publish_table(
         write_shard(
             folder,
             f"embeddings-{number}.arrow",
-            embedding_batch(to_storage(rows_ND, rows), rows),
+            embedding_batch(to_storage(rows_ND, row_format), row_format),
             first_id=first,
         )
         for number, first, rows_ND in ((0, 0, vectors_SD[:cut]), (1, cut, vectors_SD[cut:]))
@@ -166,8 +166,8 @@ def publish_table(
         max_n=fgrams.max_n,
         num_rows=len(vectors_SD),
         width=vectors_SD.shape[1],
-        row_format=rows,
-        bytes_per_row=STORAGE[rows].num_bytes(vectors_SD.shape[1]),
+        row_format=row_format,
+        bytes_per_row=STORAGE[row_format].num_bytes(vectors_SD.shape[1]),
     )
     return publish(folder, manifest)
 

@@ -1,7 +1,4 @@
-"""vLLM's workers, with f-gram rows inserted before every engine step.
-
-Shapes: T tokens of one engine step.
-"""
+"""vLLM's workers, which put f-gram rows into the input embeddings before every engine step."""
 
 from typing import Any
 
@@ -12,7 +9,6 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker as GPUWorker
 
 from ray_jobs.serve.vllm_plugin.model import SconeMixin
-from scone_core.serving.step_matching import match_step
 
 AnyBase: Any = object
 """Stands for what the mixins below are put before."""
@@ -28,13 +24,12 @@ class SconeRunner(AnyBase):
         if isinstance(model, SconeMixin) and inputs[1] is not None:
             num_tokens = scheduler_output.total_num_scheduled_tokens
             batch = self.input_batch
-            fgram_ids_T = match_step(
-                model.fgram_index,
+            model.lookup.put_rows(
                 batch.token_ids_cpu,
                 batch.num_computed_tokens_cpu,
                 self.query_start_loc.np[: batch.num_reqs + 1],
+                self.inputs_embeds.gpu[:num_tokens],
             )
-            model.insert_rows(fgram_ids_T, self.inputs_embeds.gpu[:num_tokens])
         return inputs
 
 

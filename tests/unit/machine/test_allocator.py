@@ -9,7 +9,7 @@ import pytest
 FAULTS_OF_THE_SECOND_ARRAY = """
 import resource
 import numpy as np
-from scone_core.allocator import keep_freed_memory
+from scone_core.machine.allocator import keep_freed_memory
 
 keep_freed_memory()
 for _ in range(2):

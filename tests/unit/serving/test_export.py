@@ -62,7 +62,7 @@ def test_the_served_model_is_the_main_model_with_rows_of_the_table(
     served = load_served_model(str(tmp_path / "served"))
     main_model = SconeLM.load(str(inputs / "checkpoint")).main_model
     tokens_BT = torch.from_numpy(np.random.default_rng(0).integers(1, VOCAB, (2, 30)))
-    fgram_ids_BT = served.fgram_index.match(tokens_BT.numpy()).fgram_ids_BT
+    fgram_ids_BT = served.lookup.index.match(tokens_BT.numpy()).fgram_ids_BT
     inputs_BTD = main_model.get_input_embeddings()(tokens_BT)
     table = EmbeddingTable.open(str(inputs / "table"))
     for b, t in np.argwhere(fgram_ids_BT >= 0):
