@@ -1,8 +1,10 @@
 """The laws of training: one run, resumed or not, gives one model; ranks never wait for ever."""
 
+import os
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from subprocess import Popen
 
 import mlflow
 import psutil
@@ -11,17 +13,19 @@ from mlflow.entities import Run
 
 from ray_jobs.evaluate import evaluate
 from ray_jobs.evaluate.config import EvaluateConfig
+from ray_jobs.runtime.command_line import main
 from ray_jobs.runtime.config import Tracking
 from ray_jobs.train import train
 from ray_jobs.train.config import TrainConfig
 from scone_core.artifacts.manifests import ArtifactError
-from scone_core.evaluation.scores import ALL_SOURCES, TextScore
+from scone_core.evaluation.scores import ALL_SOURCES
 from scone_core.model.decoders import DecoderConfig
 from scone_core.model.fgram_model import FGramModelConfig
 from scone_core.model.scone_lm import SconeLM
 from scone_core.training.optimizer import OptimizerConfig
 from tests.builders.corpora import write_fgrams, write_tokens, zipf_documents
-from tests.programs.stages import TIMEOUT_S, kill_when, start_script
+from tests.programs.evaluate_here import evaluate_here
+from tests.programs.stages import TIMEOUT_S, kill_when
 from tests.programs.train_here import train_here
 
 VOCAB_SIZE = 96
@@ -64,7 +68,7 @@ def config_for(inputs: Path, out: Path, **changes: object) -> TrainConfig:
         eval_every=15,
         checkpoint_every=3,
         report_every=3,
-        tracking=Tracking(uri=f"sqlite:///{out.parent}/mlflow.db"),
+        tracking=Tracking(experiment=out.parent.name),
     )
     return config.replace(**changes)
 
@@ -79,12 +83,12 @@ def weights(folder: Path) -> dict[str, bytes]:
 def losses(config: TrainConfig) -> dict[int, float]:
     """The logged loss of every step."""
     (run,) = logged_runs(config)
-    client = mlflow.MlflowClient(config.tracking.uri)
+    client = mlflow.MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
     return {point.step: point.value for point in client.get_metric_history(run.info.run_id, "loss")}
 
 
 def logged_runs(config: TrainConfig) -> list[Run]:
-    client = mlflow.MlflowClient(config.tracking.uri)
+    client = mlflow.MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
     experiment = client.get_experiment_by_name(config.tracking.experiment)
     return client.search_runs([experiment.experiment_id])
 
@@ -94,17 +98,15 @@ def seen_perplexity(config: TrainConfig) -> float:
     return logged_runs(config)[0].data.metrics["validation_perplexity"]
 
 
-def evaluated(config: TrainConfig, folder: Path) -> dict[str, TextScore]:
-    """What the evaluate stage finds for a training's model on its validation text."""
-    evaluation = EvaluateConfig(
+def evaluation_of(config: TrainConfig, folder: Path) -> EvaluateConfig:
+    """How the evaluate stage scores a training's model on its validation text."""
+    return EvaluateConfig(
         out=str(folder / "evaluation"),
         checkpoint=config.out,
         tokens=config.validation_tokens,
         fgrams=config.fgrams,
         num_actors=1,
-        tracking=Tracking(uri=f"sqlite:///{folder}/evaluation.db"),
     )
-    return evaluate.run(evaluation).text
 
 
 @pytest.fixture(scope="module")
@@ -125,11 +127,11 @@ def test_training_lowers_the_loss_and_publishes_a_model(trained: TrainConfig) ->
 def test_one_run_holds_config_manifest_and_the_registered_model(trained: TrainConfig) -> None:
     """mlflow/mlflow#11782: one run, whatever the number of workers."""
     (run,) = logged_runs(trained)
-    client = mlflow.MlflowClient(trained.tracking.uri)
+    client = mlflow.MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
     artifacts = {entry.path for entry in client.list_artifacts(run.info.run_id)}
     assert {"config.json", "manifest.json"} <= artifacts
     (version,) = client.search_model_versions(f"run_id = '{run.info.run_id}'")
-    assert version.name == "scone-model"
+    assert version.name == f"{trained.tracking.experiment}-model"
     assert version.tags["scone.out"] == trained.out
     metrics = {"learning_rate", "gradient_norm", "tokens_per_second", "gflops_per_second"}
     metrics |= {"peak_memory_mb", "hit_rate", "fgram_flops_share", "validation_perplexity"}
@@ -139,7 +141,7 @@ def test_one_run_holds_config_manifest_and_the_registered_model(trained: TrainCo
 def test_evaluation_gives_the_perplexity_that_training_saw(
     trained: TrainConfig, tmp_path: Path
 ) -> None:
-    scores = evaluated(trained, tmp_path)
+    scores = evaluate.run(evaluation_of(trained, tmp_path)).text
     assert scores[ALL_SOURCES].perplexity == pytest.approx(seen_perplexity(trained), 1e-5)
     logged = logged_runs(trained)[0].data.metrics
     for source in ("books", "web"):
@@ -157,20 +159,26 @@ def test_losses_do_not_depend_on_the_number_of_workers(
 
 
 def test_killed_and_resumed_training_gives_the_bytes_of_the_uninterrupted_one(
-    trained: TrainConfig, inputs: Path, tmp_path: Path
+    trained: TrainConfig,
+    inputs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Driver and workers die during a save; the same command line goes on
-    (ray-project/ray#45516). Then a worker dies alone, and is replaced.
+    """Driver and workers die during a save; the same command line, with the Ray of the tests, goes
+    on (ray-project/ray#45516). Then a worker dies alone, and is replaced.
     """
     config = config_for(inputs, tmp_path / "model")
     arguments, states = command_line(config), tmp_path / "model/resume"
     kill_when(lambda: is_saving(states), "train.py", *arguments)
     assert not (tmp_path / "model/manifest.json").exists()
-    again = start_script("train.py", *arguments)
-    kill_a_worker(again, states, after=max(complete(states)))
-    output, _ = again.communicate(timeout=TIMEOUT_S)
-    assert again.returncode == 0, output
-    assert "goes on after step" in output
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+    with ThreadPoolExecutor(1) as pool:
+        killed = pool.submit(kill_a_worker, states, after=max(complete(states)))
+        main(TrainConfig, train.run)
+        assert killed.done(), "no worker was killed"
+        killed.result()
+    assert "resumed after step" in capsys.readouterr().out
     assert weights(Path(config.out)) == weights(Path(trained.out))
     assert losses(config) == losses(trained)
     assert len(logged_runs(config)) == 1
@@ -186,12 +194,13 @@ def complete(folder: Path) -> set[str]:
     return {path.parent.name for path in folder.glob("step-*/COMPLETE")}
 
 
-def kill_a_worker(driver: Popen[str], states: Path, *, after: str) -> None:
+def kill_a_worker(states: Path, *, after: str) -> None:
     """SIGKILL to a process that trains, once there is a newer complete state than `after`."""
-    while max(complete(states)) <= after:
-        assert driver.poll() is None, driver.communicate()[0]
+    deadline = time.monotonic() + TIMEOUT_S
+    while max(complete(states), default="") <= after:
+        assert time.monotonic() < deadline, "no newer state"
         time.sleep(0.01)
-    children = psutil.Process(driver.pid).children(recursive=True)
+    children = psutil.Process().children(recursive=True)
     workers = [process for process in children if "RayTrain" in process.name()]
     assert workers, "no worker runs"
     workers[0].kill()
@@ -224,13 +233,12 @@ def test_a_finished_training_is_not_done_again(trained: TrainConfig) -> None:
     assert len(logged_runs(trained)) == 1
 
 
-def test_a_dry_run_prints_the_plan_and_starts_nothing(
-    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_plan_says_what_a_training_costs_and_starts_nothing(
+    inputs: Path, tmp_path: Path
 ) -> None:
-    config = config_for(inputs, tmp_path / "model", dry_run="yes", num_workers=64, global_batch=128)
-    assert train.run(config) is None
+    config = config_for(inputs, tmp_path / "model", num_workers=64, global_batch=128)
+    shown = "\n".join(train.plan(config).lines())
     assert not (tmp_path / "model").exists()
-    shown = capsys.readouterr().out
     assert "parameters" in shown
     assert "ZeRO-3" in shown
     assert "hours" in shown
@@ -271,7 +279,8 @@ def test_other_input_embeddings_train_by_the_same_options(
     )
     seen = train_here(config)[-1]["validation_perplexity"]
     assert SconeLM.load(config.out).input_embedding.method == method
-    assert evaluated(config, tmp_path)[ALL_SOURCES].perplexity == pytest.approx(seen, 1e-5)
+    scores = evaluate_here(evaluation_of(config, tmp_path))
+    assert scores[ALL_SOURCES].perplexity == pytest.approx(seen, 1e-5)
 
 
 def test_chats_train_and_are_scored_by_their_targets_alone(inputs: Path, tmp_path: Path) -> None:
@@ -291,7 +300,7 @@ def test_chats_train_and_are_scored_by_their_targets_alone(inputs: Path, tmp_pat
         num_workers=1,
     )
     seen = train_here(config)[-1]["validation_perplexity"]
-    text = evaluated(config, tmp_path)[ALL_SOURCES]
+    text = evaluate_here(evaluation_of(config, tmp_path))[ALL_SOURCES]
     assert text.num_tokens == num_targets
     assert text.perplexity == pytest.approx(seen, 1e-5)
 
