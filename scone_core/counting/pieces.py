@@ -1,6 +1,6 @@
 """token shards -> the pieces of a chunk: which part of every shard one unit of mapping reads."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 from scone_core.artifacts import storage
@@ -22,7 +22,7 @@ def chunk_pieces(plan: CountPlan, chunk_index: int) -> Iterator[Piece]:
 
 
 @contextmanager
-def damage_named(plan: CountPlan, chunk_index: int) -> Iterator[None]:
+def damage_named(plan: CountPlan, chunk_index: int) -> Generator[None]:
     """If reading fails, check the chunk's shards first: damage is the better explanation than the
     error it caused. Another chunk may be the one that verifies a shard, and run later.
     """

@@ -66,7 +66,8 @@ class NGrams(NamedTuple):
         """The rows that hold none of the token ids `tokens`."""
         if not tokens:
             return self
-        return self.where(~(np.isin(self.tokens_MK, tokens) & self.is_token_MK).any(axis=1))
+        excluded_MK = np.isin(self.tokens_MK, tokens) & self.is_token_MK
+        return self.where(~np.logical_or.reduce(excluded_MK, axis=1))
 
     def tuples(self) -> list[NGram]:
         """The token ids of every row."""
