@@ -132,8 +132,8 @@ class MlflowStore:
     def _client(self) -> MlflowClient:
         for name, value in PATIENCE.items():
             os.environ.setdefault(name, value)
-        for name, level in (("alembic", logging.WARNING), ("mlflow", logging.WARNING)):
-            logging.getLogger(name).setLevel(level)
+        for name in ("alembic", "mlflow"):  # they tell how they make tables
+            logging.getLogger(name).setLevel(logging.WARNING)
         _require_database(self.uri)
         mlflow.set_tracking_uri(self.uri)
         return MlflowClient(self.uri)

@@ -14,7 +14,7 @@ from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -29,7 +29,7 @@ from ray_jobs.runtime.tracking import RunLog
 from ray_jobs.serve.serve_scone import ServeConfig, openai_app
 from scone_core.artifacts.config import InputPath
 from scone_core.artifacts.folders import SharedFields
-from scone_core.artifacts.manifests import Manifest, TokensManifest, load_manifest
+from scone_core.artifacts.manifests import DecodeManifest, TokensManifest, load_manifest
 from scone_core.corpus.token_shards import map_documents
 from scone_core.serving.served_folder import ServedManifest
 
@@ -37,17 +37,6 @@ APPLICATION = "decode"
 MODELS = ("scone", "baseline")
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore", "TQDM_DISABLE": "1"}
 QUIET_SERVE = {"log_level": "ERROR", "enable_access_log": False}
-
-
-class DecodeManifest(Manifest):
-    """decode/v1: what was measured, once."""
-
-    CONTRACT: ClassVar[str] = "decode/v1"
-    contract: Literal["decode/v1"] = "decode/v1"
-    decode_tokens_per_second: float
-    decode_tokens_per_second_baseline: float
-    answer: str
-    """What the model says after the first prompt."""
 
 
 class DecodeConfig(JobConfig):

@@ -1,5 +1,6 @@
-"""The on-disk contracts between stages: manifests, claims on output folders, Arrow shards. See
-docs/data-format.md.
+"""manifest.json <-> what a finished artifact is: one class per contract. See docs/data-format.md.
+
+The manifest of evaluation/v1 is in `scone_core.evaluation.scores`, because it consists of scores.
 """
 
 import json
@@ -12,10 +13,10 @@ from scone_core.artifacts.config import Frozen
 
 MANIFEST = "manifest.json"
 PLAN = "plan.json"
-"""What an unfinished folder is going to be."""
+"""The file that says what an unfinished folder will be."""
 
 RowFormat = Literal["bf16", "fp16", "fp32", "int8", "fp8"]
-"""Of the rows of embeddings/v1; int8 and fp8 (e4m3) carry one float32 scale per row."""
+"""Formats of the rows of embeddings/v1; int8 and fp8 (e4m3) carry one float32 scale per row."""
 
 
 class Shard(Frozen):
@@ -50,17 +51,17 @@ class TokensManifest(Manifest):
     CONTRACT: ClassVar[str] = "tokens/v1"
     contract: Literal["tokens/v1"] = "tokens/v1"
     tokenizer_sha256: str
-    """Of the `tokenizer.json` that lies beside the manifest."""
+    """sha256 of the `tokenizer.json` beside the manifest."""
     vocab_size: int
     separator_id: int
     """The id that stands between documents in a packed stream; in no document and no f-gram."""
     num_documents: int
     num_tokens: int
     num_bytes_text: int
-    """UTF-8 bytes of the text behind the tokens (of chat: what assistants say), for bits per byte.
-    """
+    """UTF-8 bytes of the text behind the tokens, for bits per byte; for chat, of what assistants
+    say."""
     num_targets: int | None = None
-    """Of chat: tokens that models learn to write, marked in the column `is_target`."""
+    """Tokens that models learn to write, marked in the column `is_target`; None but for chat."""
     num_skipped_records: dict[str, int]
     """Records left out, by reason."""
 
@@ -81,7 +82,7 @@ class Generation(Frozen):
 
     fingerprint: str
     num_fgrams: int
-    """Its f-grams: the ids below."""
+    """Its f-grams have the ids below."""
     num_included: int
 
 
@@ -106,11 +107,12 @@ class FGramsManifest(Manifest):
     """The generations before this one, oldest first: an f-gram keeps the id it first got, and each
     generation's own f-grams follow in their rank order."""
     ranks: Shard | None = None
-    """Of a set that grew: `ranks.npy`, uint32, the rank of every id in the last count."""
+    """`ranks.npy`, uint32, the rank of every id in the last count; None where ids are ranks, which
+    is so until a set grows."""
 
     @property
     def generations(self) -> tuple[Generation, ...]:
-        """All of them, oldest first, this one last."""
+        """All generations, oldest first, this one last."""
         this = Generation(
             fingerprint=self.fingerprint,
             num_fgrams=self.num_fgrams,
@@ -130,14 +132,14 @@ class CheckpointManifest(Manifest):
     tokens_seen: int
     tokenizer_sha256: str
     method: Literal["plain", "scone", "fgram_mean", "over_encoding"]
-    """How input embeddings are made (scone_core/input_embeddings.py)."""
+    """How input embeddings are made (scone_core/model/input_embeddings.py)."""
     fgrams_fingerprint: str | None
     """None for a method without f-grams."""
     max_n: int | None
     fgram_output: Literal["residual", "replace"] | None
 
     def require_fgrams(self, fgrams: FGramsManifest, field: str) -> None:
-        """Refuse other f-grams than those of the training and those that grew from them.
+        """Refuse f-grams that are neither those of the training nor grew from them.
 
         Raises:
             ArtifactError: names `field`, both fingerprints and the remedy.
@@ -170,6 +172,17 @@ class EmbeddingsManifest(Manifest):
     """The ranks of the f-grams, where they are not their ids (see FGramsManifest)."""
 
 
+class DecodeManifest(Manifest):
+    """decode/v1: how fast a served model and its baseline decode, measured once; no shards."""
+
+    CONTRACT: ClassVar[str] = "decode/v1"
+    contract: Literal["decode/v1"] = "decode/v1"
+    decode_tokens_per_second: float
+    decode_tokens_per_second_baseline: float
+    answer: str
+    """What the model says after the first prompt."""
+
+
 AnyManifest = TypeVar("AnyManifest", bound=Manifest)
 
 
@@ -193,7 +206,7 @@ def load_manifest(kind: type[AnyManifest], folder: str) -> AnyManifest:
         raise ArtifactError(
             f"{folder}: {state} ({MANIFEST} is missing); run the stage that writes {kind.CONTRACT}"
         )
-    content = _read_json(path)
+    content = read_json(path)
     if content.get("contract") != kind.CONTRACT:
         raise ArtifactError(
             f"{folder}: holds {content.get('contract')!r}, but {kind.CONTRACT!r} is needed here"
@@ -214,7 +227,12 @@ def require_equal(field: str, found: object, expected: object, remedy: str) -> N
         raise ArtifactError(f"{field}: found {found!r}, expected {expected!r}; {remedy}")
 
 
-def _read_json(path: str) -> dict[str, Any]:
+def read_json(path: str) -> dict[str, Any]:
+    """The JSON object in the file at `path`.
+
+    Raises:
+        ArtifactError: the file is damaged.
+    """
     try:
         return json.loads(storage.read_bytes(path))
     except ValueError as error:

@@ -116,11 +116,13 @@ def write_atomic(path: str, write: Callable[[Path], object]) -> tuple[int, str]:
 
 
 def write_unhashed(path: str, write: Callable[[Path], object]) -> int:
-    """`write_atomic` for scratch files, which nobody verifies: their size alone."""
+    """`write_atomic` for scratch files, which nobody verifies; returns their size in bytes."""
     return _publish(path, write, lambda file: file.stat().st_size)
 
 
 def write_bytes(path: str, data: bytes) -> tuple[int, str]:
+    """`write_atomic` for bytes at hand."""
+
     def write(file: Path) -> None:
         file.write_bytes(data)
 
@@ -176,9 +178,9 @@ def sha256_of(path: str) -> str:
 def local_copy(path: str, *, sha256: str | None = None) -> Path:
     """A local file with the content of `path`: itself when local, else a cached download.
 
-    The cache is `SCONE_CACHE`, by default `scone-cache` in the system's temporary folder; its key
-    is `sha256`
-    where the caller knows it from a manifest, else URI, size and modification time.
+    The cache is the folder SCONE_CACHE, by default `scone-cache` in the system's temporary folder.
+    The key of a download is `sha256` where the caller knows it from a manifest, else URI, size and
+    modification time.
 
     Raises:
         DamagedCopyError: the download has another sha256; nothing is left in the cache.
@@ -218,7 +220,7 @@ def _cache_folder(version: str) -> Path:
 
 
 def _publish(path: str, write: Callable[[Path], object], inspect: Callable[[Path], T]) -> T:
-    """What `inspect` says of the temporary file, which is `path` from then on."""
+    """Let `write` fill a temporary file, and make it `path`; what `inspect` says of the file."""
     filesystem, inner = resolve(path)
     if not isinstance(filesystem, pafs.LocalFileSystem):
         return _write_remote(filesystem, inner, write, inspect)

@@ -19,15 +19,13 @@ from pydantic import ValidationError
 from scone_core.artifacts import storage
 from scone_core.artifacts.config import InputPath, OutputPath, Resource, StageConfig, fingerprint
 from scone_core.artifacts.folders import (
-    PLAN,
     claim,
     publish,
-    read_receipt,
     shared_fields,
-    write_receipt,
 )
 from scone_core.artifacts.manifests import (
     MANIFEST,
+    PLAN,
     ArtifactError,
     FGramsManifest,
     Manifest,
@@ -36,6 +34,7 @@ from scone_core.artifacts.manifests import (
     load_manifest,
 )
 from scone_core.artifacts.shards import PAGE_BYTES, map_shard, verify_shards, write_shard
+from scone_core.artifacts.units import read_receipt, write_receipt
 
 
 class ExampleConfig(StageConfig):
@@ -47,6 +46,7 @@ class ExampleConfig(StageConfig):
 
 
 INPUTS = {"tokens": "abc"}
+RECEIPT = Shard(name="tokens-00000.arrow", num_rows=3, num_bytes=4096, sha256="def")
 
 
 def finished(folder: str, config: ExampleConfig) -> TokensManifest:
@@ -138,14 +138,14 @@ def test_an_unfinished_folder_is_resumed_by_its_own_configuration_only(base: str
     config = ExampleConfig()
     folder = storage.join(base, "tokens")
     claim(TokensManifest, folder, config, INPUTS)
-    write_receipt(folder, "unit-0", {"rows": 3})
+    write_receipt(folder, "unit-0", RECEIPT)
     assert claim(TokensManifest, folder, config, INPUTS) is None
-    assert read_receipt(folder, "unit-0") == {"rows": 3}
-    assert read_receipt(folder, "unit-1") is None
+    assert read_receipt(folder, "unit-0", Shard) == RECEIPT
+    assert read_receipt(folder, "unit-1", Shard) is None
     with pytest.raises(ArtifactError, match="name: 'a' there, 'b' here"):
         claim(TokensManifest, folder, config.replace(name="b"), INPUTS)
     finished(folder, config)
-    assert read_receipt(folder, "unit-0") is None
+    assert read_receipt(folder, "unit-0", Shard) is None
 
 
 def test_a_claim_without_any_work_done_can_change_its_mind(base: str) -> None:

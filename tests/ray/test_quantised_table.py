@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from ray_jobs.precompute.convert_table import Convert, convert
+from ray_jobs.precompute.config import ConvertConfig
+from ray_jobs.precompute.convert_table import run
 from scone_core.artifacts.manifests import ArtifactError
 from scone_core.artifacts.shards import verify_shards
 from scone_core.table.embedding_table import EmbeddingTable
@@ -27,8 +28,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_converted_table_holds_the_rounded_rows_and_keeps_its_origin(
     source: Path, tmp_path: Path
 ) -> None:
-    config = Convert(table=str(source), row_format="int8", out=str(tmp_path / "int8"))
-    manifest = convert(config)
+    config = ConvertConfig(table=str(source), row_format="int8", out=str(tmp_path / "int8"))
+    manifest = run(config)
     original, converted = EmbeddingTable.open(str(source)), EmbeddingTable.open(config.out)
     ids_M = np.arange(original.num_rows)
     expected_MC = convert_rows(original.stored(ids_M), "bf16", "int8")
@@ -39,12 +40,12 @@ def test_a_converted_table_holds_the_rounded_rows_and_keeps_its_origin(
         assert getattr(manifest, field) == getattr(original.manifest, field)
     verify_shards(config.out, manifest.shards)
     before = snapshot(tmp_path / "int8")
-    assert convert(config) == manifest
+    assert run(config) == manifest
     assert snapshot(tmp_path / "int8") == before
 
 
 def test_the_folder_of_another_conversion_is_refused(source: Path, tmp_path: Path) -> None:
-    config = Convert(table=str(source), row_format="fp8", out=str(tmp_path / "fp8"))
-    convert(config)
-    with pytest.raises(ArtifactError, match="rows: 'fp8' there, 'fp32' here"):
-        convert(config.replace(row_format="fp32"))
+    config = ConvertConfig(table=str(source), row_format="fp8", out=str(tmp_path / "fp8"))
+    run(config)
+    with pytest.raises(ArtifactError, match="row_format: 'fp8' there, 'fp32' here"):
+        run(config.replace(row_format="fp32"))

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ray_jobs.serve.measure_decode import DecodeConfig, DecodeManifest, run
-from scone_core.artifacts.manifests import load_manifest
+from ray_jobs.serve.measure_decode import DecodeConfig, run
+from scone_core.artifacts.manifests import DecodeManifest, load_manifest
 from tests.builders.corpora import write_tokens, zipf_documents
 from tests.builders.served_models import VOCAB, publish_served
 from tests.programs.stages import run_script

@@ -8,7 +8,7 @@ import mlflow
 import pytest
 
 from ray_jobs.runtime.config import JobConfig, Tracking
-from ray_jobs.runtime.tracking import stage_run, tracking_uri
+from ray_jobs.runtime.tracking import RunLog, tracking_uri
 from tests import ROOT
 
 
@@ -28,21 +28,32 @@ def test_by_default_the_store_is_sqlite_beside_the_output(tmp_path, monkeypatch)
     assert tracking_uri(config_of(tmp_path)) == f"sqlite:///{tmp_path}/mlflow.db"
 
 
-def test_a_resumed_stage_goes_on_with_its_run(tmp_path):
+def only_run(config: JobConfig) -> str:
+    """The id of the one run in the store."""
+    client = mlflow.MlflowClient(config.tracking.uri)
+    experiment = client.get_experiment_by_name(config.tracking.experiment)
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    return run.info.run_id
+
+
+def test_a_resumed_stage_continues_its_run(tmp_path):
     """mlflow/mlflow#11782: one run per logical training."""
     config = config_of(tmp_path, f"sqlite:///{tmp_path}/mlflow.db")
-    runs = set()
     for _ in range(2):
-        with stage_run(config, stage="train", fingerprint="f" * 64) as run:
-            runs.add(run.info.run_id)
-    assert len(runs) == 1
+        log = RunLog(config, stage="train")
+        with log.run("f" * 64):
+            log.log_metrics({"loss": 1.0}, step=1)
+            log.log_history({1: {"loss": 2.0}, 2: {"loss": 3.0}})
+    history = mlflow.MlflowClient(config.tracking.uri).get_metric_history(only_run(config), "loss")
+    assert [(point.step, point.value) for point in history] == [(1, 1.0), (2, 3.0)]
 
 
 def test_four_concurrent_writers_lose_no_metric(tmp_path):
     """mlflow/mlflow#5917: "database is locked"."""
     config = config_of(tmp_path, f"sqlite:///{tmp_path}/mlflow.db")
-    with stage_run(config, stage="train", fingerprint="f" * 64) as run:
-        run_id = run.info.run_id
+    with RunLog(config, stage="train").run("f" * 64):
+        run_id = only_run(config)
 
     def log(writer: int) -> None:
         client = mlflow.MlflowClient(config.tracking.uri)
