@@ -53,11 +53,11 @@ class Unit(Frozen):
 class TextReceipt(Frozen):
     """The sums of a range of windows, one entry per document (see DocumentSums)."""
 
-    document_N: list[int]
-    loss_N: list[float]
-    tokens_N: list[float]
-    hits_N: list[float]
-    match_len_N: list[float]
+    document_A: list[int]
+    loss_A: list[float]
+    tokens_A: list[float]
+    hits_A: list[float]
+    match_len_A: list[float]
 
     @classmethod
     def of(cls, sums: DocumentSums) -> Self:

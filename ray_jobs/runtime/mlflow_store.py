@@ -15,6 +15,8 @@ from mlflow.entities import Metric, Param, Run, RunTag
 from ray_jobs.runtime.records import Begin, End, File, Metrics, Model, Params, Record
 
 FINGERPRINT_TAG = "scone.fingerprint"
+TRACKING_URI = "MLFLOW_TRACKING_URI"
+"""The environment variable in which users name a store for all stages."""
 PATIENCE = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "6",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -135,7 +137,7 @@ class MlflowStore:
         for name in ("alembic", "mlflow"):  # they tell how they make tables
             logging.getLogger(name).setLevel(logging.WARNING)
         _require_database(self.uri)
-        mlflow.set_tracking_uri(self.uri)
+        _set_tracking_uri(self.uri)
         return MlflowClient(self.uri)
 
     @cached_property
@@ -156,6 +158,18 @@ class MlflowStore:
 def metric_name(name: str) -> str:
     """`name` in letters that MLflow takes; names of files have others."""
     return re.sub(r"[^\w./ -]", "_", name)
+
+
+def _set_tracking_uri(uri: str) -> None:
+    """Name the store to MLflow's global functions. MLflow also writes the name to the environment,
+    where the next stage of this process would take it for the user's choice.
+    """
+    chosen_by_user = os.environ.get(TRACKING_URI)
+    mlflow.set_tracking_uri(uri)
+    if chosen_by_user is None:
+        del os.environ[TRACKING_URI]
+    else:
+        os.environ[TRACKING_URI] = chosen_by_user
 
 
 def _require_database(uri: str) -> None:

@@ -206,20 +206,20 @@ class Worker:
             attention_span=self.config.attention_span,
         )
         self.model.train()
-        of_rank_SC = self.sources.add_up(sums)
-        sums_SC = np.reshape(sum_over_ranks(of_rank_SC.reshape(-1).tolist()), of_rank_SC.shape)
+        of_rank_JC = self.sources.add_up(sums)
+        sums_JC = np.reshape(sum_over_ranks(of_rank_JC.reshape(-1).tolist()), of_rank_JC.shape)
         self.tally.started += time.monotonic() - started
-        return self._held_out_metrics(sums_SC)
+        return self._held_out_metrics(sums_JC)
 
-    def _held_out_metrics(self, sums_SC: np.ndarray) -> dict[str, float]:
+    def _held_out_metrics(self, sums_JC: np.ndarray) -> dict[str, float]:
         """Of all sources together, and perplexity and bits per byte of each where there are two."""
         num_bytes_text = self.validation.manifest.num_bytes_text
-        total = Score.of(sums_SC.sum(0)).metrics(num_bytes_text=num_bytes_text)
+        total = Score.of(sums_JC.sum(0)).metrics(num_bytes_text=num_bytes_text)
         metrics = {f"validation_{name}": value for name, value in total.items()}
-        bytes_S = np.bincount(self.sources.source_N, self.sources.bytes_N, len(sums_SC))
-        for source, sums_C, num_bytes in zip(self.sources.names, sums_SC, bytes_S, strict=True):
+        bytes_J = np.bincount(self.sources.source_A, self.sources.bytes_A, len(sums_JC))
+        for source, sums_C, num_bytes in zip(self.sources.names, sums_JC, bytes_J, strict=True):
             score = Score.of(sums_C)
-            if len(sums_SC) > 1 and score.num_tokens:
+            if len(sums_JC) > 1 and score.num_tokens:
                 found = score.metrics(num_bytes_text=float(num_bytes))
                 metrics |= {f"validation_{key}/{source}": found[key] for key in PER_SOURCE}
         return metrics

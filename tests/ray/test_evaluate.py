@@ -252,7 +252,7 @@ def test_sources_of_a_tokenized_corpus_have_the_bytes_of_their_files(tmp_path: P
     )
     sources = read_sources(str(tmp_path / "tokens"))
     num_bytes = {
-        name: int(sources.bytes_N[sources.source_N == number].sum())
+        name: int(sources.bytes_A[sources.source_A == number].sum())
         for number, name in enumerate(sources.names)
     }
     expected = {"poems": 0, "web": 0}

@@ -56,10 +56,10 @@ def test_the_stage_writes_every_document_in_order(tmp_path: Path) -> None:
     tokenizer = Tokenizer(TOKENIZER)
     texts = []
     for shard in manifest.shards:
-        tokens_L, offsets_D1 = map_documents(config.out, shard)
+        tokens_L, offsets_A1 = map_documents(config.out, shard)
         texts += [
             tokenizer.decode(tokens_L[a:b].tolist())
-            for a, b in zip(offsets_D1[:-1], offsets_D1[1:], strict=True)
+            for a, b in zip(offsets_A1[:-1], offsets_A1[1:], strict=True)
         ]
     files = sorted((tmp_path / "corpus").iterdir())
     lines = [line for file in files for line in file.read_text().splitlines()]
@@ -78,8 +78,8 @@ def documents_of(folder: str) -> list[list[int]]:
     manifest = load_manifest(TokensManifest, folder)
     documents = []
     for shard in manifest.shards:
-        tokens_L, offsets_D1 = map_documents(folder, shard)
-        documents += [part.tolist() for part in np.split(tokens_L, offsets_D1[1:-1])]
+        tokens_L, offsets_A1 = map_documents(folder, shard)
+        documents += [part.tolist() for part in np.split(tokens_L, offsets_A1[1:-1])]
     return documents
 
 

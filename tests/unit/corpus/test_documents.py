@@ -166,8 +166,8 @@ def test_an_unknown_kind_of_file_is_refused(tmp_path: Path) -> None:
 
 PEAK_OF_READING = """
 import sys
-from scone_core.documents import DocumentFormat, read_packs
-from scone_core.sources import find_files
+from scone_core.corpus.documents import DocumentFormat, read_packs
+from scone_core.corpus.input_files import find_files
 for pack in read_packs(find_files((sys.argv[1],)), DocumentFormat(), 4 << 20):
     pass
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))

@@ -31,17 +31,17 @@ def test_intervals_of_ratios_hold_the_truth_19_times_of_20() -> None:
     rng = np.random.default_rng(0)
     rounds, inside = 4000, 0
     for _ in range(rounds):
-        length_N = rng.integers(20, 200, 12)
-        sum_N = length_N * rng.normal(3.0, 0.5, 12)
-        low, high = ratio_interval(sum_N, length_N)
+        length_A = rng.integers(20, 200, 12)
+        sum_A = length_A * rng.normal(3.0, 0.5, 12)
+        low, high = ratio_interval(sum_A, length_A)
         inside += low < 3.0 < high
     assert 0.92 < inside / rounds < 0.97
 
 
 def test_documents_of_equal_length_give_the_interval_of_a_mean() -> None:
-    loss_N = np.array([2.0, 3.0, 2.5, 4.0, 3.5, 3.0])
-    low, high = ratio_interval(loss_N * 7, np.full(6, 7))
-    half = student_quantile(5) * loss_N.std(ddof=1) / math.sqrt(6)
+    loss_A = np.array([2.0, 3.0, 2.5, 4.0, 3.5, 3.0])
+    low, high = ratio_interval(loss_A * 7, np.full(6, 7))
+    half = student_quantile(5) * loss_A.std(ddof=1) / math.sqrt(6)
     assert (low, high) == pytest.approx((3.0 - half, 3.0 + half))
 
 

@@ -126,7 +126,7 @@ def test_every_document_gets_the_losses_of_its_own_tokens(folder):
     """Walk through the stream token by token; the model sees its windows one at a time."""
     stream = TokenStream.open(str(folder / "tokens"))
     model, index = trained_model(), FGramIndex.open(str(folder / "fgrams"))
-    loss_N, tokens_N, document = np.zeros(len(DOCUMENTS)), np.zeros(len(DOCUMENTS)), 0
+    loss_A, tokens_A, document = np.zeros(len(DOCUMENTS)), np.zeros(len(DOCUMENTS)), 0
     for window in range(num_windows(stream, 16)):
         window_1T = stream.windows([window], 16)
         inputs = embed_on_the_fly(window_1T[:, :-1], model=model, matcher=index)
@@ -136,14 +136,14 @@ def test_every_document_gets_the_losses_of_its_own_tokens(folder):
             if token == 0:
                 document += 1
             elif document < len(DOCUMENTS):
-                loss_N[document] -= log_p_TV[place, token].item()
-                tokens_N[document] += 1
-    assert tokens_N.tolist() == [len(document) for document in DOCUMENTS]
+                loss_A[document] -= log_p_TV[place, token].item()
+                tokens_A[document] += 1
+    assert tokens_A.tolist() == [len(document) for document in DOCUMENTS]
     for parts in (1, 4):
         sums = sums_of_documents(folder, parts=parts)
-        assert sums.document_N.tolist() == list(range(len(DOCUMENTS)))
-        assert sums.tokens_N.tolist() == tokens_N.tolist()
-        np.testing.assert_allclose(sums.loss_N, loss_N, rtol=1e-5)
+        assert sums.document_A.tolist() == list(range(len(DOCUMENTS)))
+        assert sums.tokens_A.tolist() == tokens_A.tolist()
+        np.testing.assert_allclose(sums.loss_A, loss_A, rtol=1e-5)
 
 
 def test_sources_are_the_files_of_their_documents_and_add_up_to_all_text(folder):

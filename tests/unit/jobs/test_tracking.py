@@ -80,3 +80,13 @@ def test_the_server_of_the_recipe_answers_to_its_names_with_and_without_port():
     names = {host.partition(":")[0] for host in hosts}
     assert hosts == names | {f"{name}:5000" for name in names}
     assert "scone-mlflow" in names
+
+
+def test_the_store_of_one_stage_is_not_that_of_the_next(tmp_path, monkeypatch):
+    """MLflow writes the address of its store to the environment."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for name in ("one", "two"):
+        config = config_of(tmp_path / name)
+        with RunLog(config, stage="train").run("f" * 64):
+            pass
+        assert (tmp_path / name / "mlflow.db").exists()
