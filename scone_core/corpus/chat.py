@@ -1,7 +1,7 @@
 """chat messages + a chat template -> token ids, and which of them a model learns to write.
 
-Text of messages never becomes a control id: the template is rendered around placeholders, its own
-text is encoded with control tokens, the messages between without.
+The text of a message never becomes a control id: the template is rendered around placeholders, its
+own text is encoded with control tokens, and the messages in their places are encoded without.
 
 Shape: L tokens.
 """
@@ -78,7 +78,7 @@ class ChatTokenizer:
         held = [{**m, "content": PLACEHOLDER.format(i)} for i, m in enumerate(messages)]
         try:
             rendered, _ = render_jinja_template([held], chat_template=self._template)
-        except Exception as error:  # templates raise what they like
+        except Exception as error:  # templates raise errors of any kind
             raise ValueError(f"chat_template: refuses this conversation ({error})") from error
         return re.split("\ue000(\\d+)\ue001", rendered[0])
 

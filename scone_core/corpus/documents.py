@@ -1,5 +1,5 @@
-"""documents (JSONL, Parquet, text) -> packs of texts: read, check, split, never lose a record
-silently.
+"""documents (JSONL, Parquet, text) -> packs of texts: read, check and split, and count every record
+that is left out.
 """
 
 import gzip
@@ -231,7 +231,7 @@ def _json_records(
 
 
 def _skip_line(stream: io.BufferedReader) -> int:
-    """Read on behind the next line end; the bytes that were read."""
+    """Read past the next line end; the number of bytes that were read."""
     size = 0
     while part := stream.readline(1 << 20):
         size += len(part)

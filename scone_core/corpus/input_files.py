@@ -33,7 +33,7 @@ class SourceFile:
     end: int | None = None
     """Where the next part begins; None at the end of the file."""
     num_bytes: int = 0
-    """Of the part, about."""
+    """Size of the part on disk; of a part of a Parquet file, an estimate."""
 
 
 def find_files(

@@ -7,7 +7,7 @@
 | `.bin` beside `.idx` | Megatron: sequences | as the index says, at separators |
 | `.bin` alone | nanoGPT: a flat array | at separators |
 
-Shapes: L tokens, D documents.
+Shapes: L tokens, V vocabulary.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,18 +25,18 @@ from scone_core.corpus.documents import document_id
 from scone_core.corpus.input_files import SourceFile
 
 BLOCK_TOKENS = 1 << 22
-"""Tokens of a flat array that are looked at together."""
+"""Tokens of a flat array that are read at a time."""
 MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
 MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "i2", 4: "i4", 5: "i8", 6: "f8", 7: "f4", 8: "u2"}
 
 
 class TokenFormat(Frozen):
-    """How token ids lie in files that are tokenized already."""
+    """How files that are tokenized already hold token ids."""
 
     column: str = "input_ids"
-    """Of Parquet and Arrow files."""
+    """Column of Parquet and Arrow files that holds the ids."""
     flat_dtype: Literal["uint16", "uint32"] = "uint16"
-    """Of `.npy` files without NumPy's header and of nanoGPT's `.bin`."""
+    """Type of the ids in `.npy` files without NumPy's header and in nanoGPT's `.bin`."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class TokenPack:
 
 
 class Row(NamedTuple):
-    """Part of a file's flat stream: it begins a document, or goes on with the one before."""
+    """Part of a file's flat stream: it begins a document, or continues the one before."""
 
     tokens_L: np.ndarray
     begins: bool

@@ -1,6 +1,6 @@
 """tokens/v1 -> arrays: the documents of a shard, mapped, and the check of all invariants.
 
-Shapes: D documents, L tokens of a shard.
+Shapes: A documents of a shard, L its tokens.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ def map_documents(folder: str, shard: Shard) -> tuple[np.ndarray, np.ndarray]:
 
     Returns:
         tokens_L: uint16 or uint32, the documents of the shard one after another.
-        offsets_D1: int64 [documents + 1]; document i is `tokens_L[offsets[i]:offsets[i + 1]]`.
+        offsets_A1: int64 [A + 1]; document i is `tokens_L[offsets[i]:offsets[i + 1]]`.
     """
     documents = map_shard(folder, shard).column("tokens")
     assert documents.offset == 0, "a mapped shard starts at its first document"
@@ -45,7 +45,7 @@ def validate_tokens(folder: str) -> TokensManifest:
     verify_shards(folder, manifest.shards)
     num_documents = num_tokens = 0
     for shard in manifest.shards:
-        tokens_L, offsets_D1 = map_documents(folder, shard)
+        tokens_L, offsets_A1 = map_documents(folder, shard)
         if len(tokens_L) and int(tokens_L.max()) >= manifest.vocab_size:
             raise ArtifactError(
                 f"{folder}/{shard.name}: token id {tokens_L.max()} >= {manifest.vocab_size=}"
@@ -54,7 +54,7 @@ def validate_tokens(folder: str) -> TokensManifest:
             raise ArtifactError(
                 f"{folder}/{shard.name}: separator id {manifest.separator_id} inside a document"
             )
-        num_documents += len(offsets_D1) - 1
+        num_documents += len(offsets_A1) - 1
         num_tokens += len(tokens_L)
     if (num_documents, num_tokens) != (manifest.num_documents, manifest.num_tokens):
         raise ArtifactError(

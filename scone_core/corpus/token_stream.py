@@ -1,4 +1,7 @@
-"""tokens/v1 -> one stream of ids, separators between documents."""
+"""tokens/v1 -> one virtual stream of ids: separator, document, separator, document, ... separator.
+
+Legend: B windows of a batch, T their length; A documents of a shard, L its tokens.
+"""
 
 from dataclasses import dataclass
 from typing import Self
@@ -10,7 +13,7 @@ from scone_core.artifacts.manifests import TokensManifest, load_manifest
 from scone_core.corpus.token_shards import map_documents, map_targets
 
 NOT_A_TARGET = -100
-"""PyTorch's cross entropy leaves such targets out."""
+"""PyTorch's cross entropy ignores such targets."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class TokenStream:
 
     manifest: TokensManifest
     shards: tuple[tuple[np.ndarray, np.ndarray], ...]
-    """tokens_L and offsets_D1 of every shard."""
+    """tokens_L and offsets_A1 of every shard."""
     targets: tuple[np.ndarray, ...] | None
     """is_target_L of every shard; None where every token is a target."""
     starts: np.ndarray
@@ -36,7 +39,7 @@ class TokenStream:
         shards = tuple(map_documents(folder, shard) for shard in manifest.shards)
         marks = [map_targets(folder, shard) for shard in manifest.shards]
         targets = tuple(mark for mark in marks if mark is not None) or None
-        lengths = [len(tokens_L) + len(offsets_D1) - 1 for tokens_L, offsets_D1 in shards]
+        lengths = [len(tokens_L) + len(offsets_A1) - 1 for tokens_L, offsets_A1 in shards]
         return cls(manifest, shards, targets, np.cumsum([0, *lengths]))
 
     @property
@@ -51,13 +54,13 @@ class TokenStream:
         return tokens
 
     def read_targets(self, start: int, num: int) -> np.ndarray:
-        """bool [num]: which of these tokens are targets; separators are, unless some tokens are
-        not.
+        """bool [num]: which of these tokens are targets. Separators are targets only where all
+        tokens are.
         """
         if self.targets is None:
             return np.ones(num, np.bool_)
         marks = np.zeros(num, np.int64)
-        offsets = (offsets_D1 for _, offsets_D1 in self.shards)
+        offsets = (offsets_A1 for _, offsets_A1 in self.shards)
         self._copy(tuple(zip(self.targets, offsets, strict=True)), start, marks)
         return marks > 0
 
@@ -88,19 +91,21 @@ class TokenStream:
 
 
 @numba.njit(cache=True, nogil=True)
-def _copy_documents(tokens_L, offsets_D1, start, out):
+def _copy_documents(
+    tokens_L: np.ndarray, offsets_A1: np.ndarray, start: int, out: np.ndarray
+) -> None:
     """Fill `out` from position `start` of a shard's stream, leaving separators as they are."""
-    low, high = 0, len(offsets_D1) - 1
+    low, high = 0, len(offsets_A1) - 1
     while high - low > 1:  # the last document whose separator is at or before `start`
         middle = (low + high) // 2
-        if offsets_D1[middle] + middle <= start:
+        if offsets_A1[middle] + middle <= start:
             low = middle
         else:
             high = middle
     document = low
     for i in range(len(out)):
         position = start + i
-        while position >= offsets_D1[document + 1] + document + 1:
+        while position >= offsets_A1[document + 1] + document + 1:
             document += 1
-        if position > offsets_D1[document] + document:
+        if position > offsets_A1[document] + document:
             out[i] = tokens_L[position - document - 1]

@@ -35,7 +35,7 @@ class Tokenizer:
     """
 
     def __init__(self, path: str | Path, *, engine: Engine = "tokenizers") -> None:
-        """Load a Hugging Face `tokenizer.json`; `engine` is what `select_engine` has found before.
+        """Load a Hugging Face `tokenizer.json`; `engine` is what `select_engine` returned for it.
 
         Raises:
             ValueError: not such a file.
@@ -57,8 +57,8 @@ class Tokenizer:
         return max(self._reference.get_vocab(with_added_tokens=True).values()) + 1
 
     def bytes_of_tokens(self) -> np.ndarray:
-        """UTF-8 bytes behind every token id, int64 [vocab_size]. Exact for byte-level BPE, whose
-        tokens are bytes; else those of the token's own text.
+        """UTF-8 bytes behind every token id, int64 [V]. They are exact for byte-level BPE, whose
+        tokens are bytes; for other tokenizers they are those of the token's own text.
         """
         content = json.loads(self._reference.to_str())
         sizes_V = np.zeros(self.vocab_size, np.int64)
@@ -86,8 +86,7 @@ class Tokenizer:
 
     def select_engine(self, sample: Sequence[str]) -> Engine:
         """Use tiktoken from now on if, and only if, it gives the reference's ids on `sample` and on
-        a
-        built-in probe of scripts, spaces and control strings.
+        a built-in probe of scripts, spaces and control strings.
         """
         self._fast, candidate = None, self._fast_bpe()
         texts = [PROBE, *sample]

@@ -4,8 +4,8 @@ A row holds a prefix and then its endings; each ending attends to the prefix and
 positions it would have alone. Input embeddings are those of every prefix with one ending, because
 f-grams reach from an ending into its prefix.
 
-Legend: B prompts of a batch, T tokens of the longest, K positions that are kept, V vocabulary,
-E endings of a batch, L tokens of the longest prefix with one ending, P scored tokens.
+Legend: B prompts of a batch, T tokens of the longest, V vocabulary, P positions of scored tokens;
+E endings of a batch, L tokens of the longest prefix with one ending, R positions with logits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,8 +20,8 @@ from transformers import PreTrainedModel
 from scone_core.evaluation.embed import Embed
 
 BATCH_TOKENS = 2048
-"""Of one forward pass, padding included. If all were scored, their logits would take 400 MB at
-49,152 tokens of vocabulary."""
+"""Tokens of one forward pass, padding included. If all were scored, their logits would take 400 MB
+at 49,152 tokens of vocabulary."""
 
 
 class Prompt(NamedTuple):
@@ -61,9 +61,9 @@ class Likelihood(NamedTuple):
     is_greedy: bool
     """Every token is the model's most likely one."""
     num_tokens: int
-    """Of the prefix and the ending, without its last one."""
+    """Tokens of the prefix and of the ending, without its last one."""
     num_hits: int
-    """Those at which an f-gram ends."""
+    """Tokens among them at which an f-gram ends."""
 
 
 @torch.inference_mode()
@@ -159,22 +159,22 @@ class Batch(NamedTuple):
 
 
 def _score_batch(main_model: PreTrainedModel, embed: Embed, batch: Batch) -> list[list[Likelihood]]:
-    """The head is applied from the first scored position on: prefixes are most of a batch, and V is
-    large.
+    """The likelihoods of a batch, by prompt. The head is applied from the first scored position on:
+    prefixes are most of a batch, and V is large.
     """
     _require_window(main_model, int(batch.position_BT.max()) + 1)
     inputs = embed(batch.sequence_EL)
     input_BTD = inputs.embeddings_BTD.flatten(0, 1)[torch.from_numpy(batch.source_BT)]
     row_P, column_P = map(torch.from_numpy, np.divmod(batch.before_P, batch.source_BT.shape[1]))
     first = int(column_P.min())
-    logits_BKV = main_model(
+    logits_BRV = main_model(
         inputs_embeds=input_BTD,
         attention_mask=batch.mask(input_BTD.dtype),
         position_ids=torch.from_numpy(batch.position_BT),
         use_cache=False,
         logits_to_keep=batch.source_BT.shape[1] - first,
     ).logits
-    logits_PV = logits_BKV[row_P, column_P - first].float()
+    logits_PV = logits_BRV[row_P, column_P - first].float()
     target_P = torch.from_numpy(np.concatenate(batch.endings))
     loss_P = F.cross_entropy(logits_PV, target_P, reduction="none").double()
     is_best_P = logits_PV.argmax(-1) == target_P
@@ -200,7 +200,7 @@ def _by_prompt(
 
 
 def _require_window(main_model: PreTrainedModel, length: int) -> None:
-    """The mask says what is seen, so a model that sees only its latest tokens has to see all."""
+    """Refuse a sliding window shorter than a row: the mask alone decides what a position sees."""
     window = getattr(main_model.config, "sliding_window", None)
     if window is not None and length > window:
         raise ValueError(

@@ -4,7 +4,7 @@ Nothing is drawn at random, so equal runs give equal intervals. Text: documents 
 tokens of one depend on each other), and a mean is a ratio of sums over them. Tasks: questions are
 independent.
 
-Shapes: N documents.
+Shapes: A documents.
 """
 
 import math
@@ -57,7 +57,7 @@ class TaskScore(Frozen):
     accuracy_by_sum: float
     """The same when choices are compared by their likelihood alone, whatever their length."""
     bits_per_byte: float
-    """Of the right choices, mean over questions."""
+    """Bits per byte of the right choices, mean over questions."""
     hit_rate: float
     """Part of the tokens, contexts included, at which an f-gram ends."""
 
@@ -75,17 +75,17 @@ class EvaluationManifest(Manifest):
     """By name; empty when no tasks were given."""
 
 
-def ratio_interval(sum_N: np.ndarray, weight_N: np.ndarray) -> Interval | None:
-    """The interval of `sum(sum_N) / sum(weight_N)` over clusters N that were drawn as a whole.
+def ratio_interval(sum_A: np.ndarray, weight_A: np.ndarray) -> Interval | None:
+    """The interval of `sum(sum_A) / sum(weight_A)` over clusters A that were drawn as a whole.
 
     Linearised standard error of a ratio (Cochran, Sampling Techniques, 3rd ed., 6.4), Student's t.
     """
-    n = len(sum_N)
+    n = len(sum_A)
     if n < MIN_CLUSTERS:
         return None
-    mean = sum_N.sum() / weight_N.sum()
-    squares = np.square(sum_N - mean * weight_N).sum()
-    half = student_quantile(n - 1) * math.sqrt(n / (n - 1) * squares) / weight_N.sum()
+    mean = sum_A.sum() / weight_A.sum()
+    squares = np.square(sum_A - mean * weight_A).sum()
+    half = student_quantile(n - 1) * math.sqrt(n / (n - 1) * squares) / weight_A.sum()
     return float(mean - half), float(mean + half)
 
 

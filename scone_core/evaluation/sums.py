@@ -1,4 +1,7 @@
-"""Sums of losses, tokens, hits and match lengths, per document."""
+"""losses, hits and match lengths of tokens -> sums per document, which ranks and units add up.
+
+Shapes: A documents, C the four sums of a score.
+"""
 
 import math
 from collections.abc import Iterable
@@ -21,7 +24,7 @@ class Score(Frozen):
 
     @classmethod
     def of(cls, sums_C: np.ndarray) -> Self:
-        """From losses, tokens, hits and match lengths, float64."""
+        """The score whose loss, tokens, hits and match lengths, float64, are `sums_C`."""
         loss, tokens, hits, match_len = sums_C.tolist()
         return cls(
             loss_sum=loss,
@@ -41,27 +44,29 @@ class Score(Frozen):
 
 
 class DocumentSums(NamedTuple):
-    """Sums over the scored tokens of documents; a document that was scored in parts may repeat."""
+    """Sums over the scored tokens of documents. A document that was scored in parts may have
+    several rows.
+    """
 
-    document_N: np.ndarray
+    document_A: np.ndarray
     """int64: its number in the order of the artifact."""
-    loss_N: np.ndarray
+    loss_A: np.ndarray
     """float64: negative log-likelihood, nats."""
-    tokens_N: np.ndarray
+    tokens_A: np.ndarray
     """float64, as the next ones: counts below 2^53 are exact."""
-    hits_N: np.ndarray
-    match_len_N: np.ndarray
+    hits_A: np.ndarray
+    match_len_A: np.ndarray
     """A miss counts 1."""
 
     @classmethod
     def join(cls, parts: Iterable[Self]) -> Self:
         """One row per document, in order; the parts are added in theirs."""
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        document_N, row_of = np.unique(columns[0], return_inverse=True)
-        return cls(document_N, *(np.bincount(row_of, column) for column in columns[1:]))
+        document_A, row_of = np.unique(columns[0], return_inverse=True)
+        return cls(document_A, *(np.bincount(row_of, column) for column in columns[1:]))
 
-    def select(self, is_chosen_N: np.ndarray) -> Self:
-        return type(self)(*(column[is_chosen_N] for column in self))
+    def select(self, is_chosen_A: np.ndarray) -> Self:
+        return type(self)(*(column[is_chosen_A] for column in self))
 
     def total(self) -> Score:
         return Score.of(np.stack(self[1:]).sum(1))

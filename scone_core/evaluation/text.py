@@ -4,8 +4,8 @@ Every token of every document is scored exactly once, separators never: windows 
 overlap by one, so the last token of a window is the first input of the next. Sums are kept per
 document: documents are what sources consist of and what confidence intervals are taken over.
 
-Legend: B windows of a batch, T sequence length, D width, M hits, N documents, L tokens of a shard,
-S sources, C the four sums of a score.
+Legend: B windows of a batch, T sequence length, V vocabulary, D width, P positions; A documents,
+M tokens that are scored (as targets) or counted (as inputs).
 """
 
 import math
@@ -44,11 +44,11 @@ def evaluate_documents(
     Args:
         windows: int64, at least one; those beyond the end of the stream hold nothing to score.
     """
-    starts_N, parts = document_starts(stream), []
+    starts_A, parts = document_starts(stream), []
     for first in range(0, len(windows), batch_size):
         chosen_B = windows[first : first + batch_size]
         position_BT1 = chosen_B[:, None] * sequence_length + np.arange(sequence_length + 1)
-        document_BT1 = np.searchsorted(starts_N, position_BT1, side="right") - 1
+        document_BT1 = np.searchsorted(starts_A, position_BT1, side="right") - 1
         parts.append(
             score_windows(
                 main_model,
@@ -64,11 +64,11 @@ def evaluate_documents(
 
 
 def document_starts(stream: TokenStream) -> np.ndarray:
-    """int64 [N]: where in the stream the separator before each document stands."""
+    """int64 [A]: where in the stream the separator before each document stands."""
     return np.concatenate(
         [
-            start + offsets_D1[:-1] + np.arange(len(offsets_D1) - 1)
-            for start, (_, offsets_D1) in zip(stream.starts[:-1], stream.shards, strict=True)
+            start + offsets_A1[:-1] + np.arange(len(offsets_A1) - 1)
+            for start, (_, offsets_A1) in zip(stream.starts[:-1], stream.shards, strict=True)
         ]
     )
 
@@ -114,21 +114,21 @@ def score_windows(
 
 def text_scores(sums: DocumentSums, sources: DocumentSources) -> dict[str, TextScore]:
     """The score of every source, and of `ALL_SOURCES` together."""
-    source_N, bytes_N = sources.source_N[sums.document_N], sources.bytes_N[sums.document_N]
-    scores = {ALL_SOURCES: text_score(sums, bytes_N)}
+    source_A, bytes_A = sources.source_A[sums.document_A], sources.bytes_A[sums.document_A]
+    scores = {ALL_SOURCES: text_score(sums, bytes_A)}
     for number, name in enumerate(sources.names):
-        if (is_chosen_N := source_N == number).any():
-            scores[name] = text_score(sums.select(is_chosen_N), bytes_N[is_chosen_N])
+        if (is_chosen_A := source_A == number).any():
+            scores[name] = text_score(sums.select(is_chosen_A), bytes_A[is_chosen_A])
     return scores
 
 
-def text_score(sums: DocumentSums, bytes_N: np.ndarray) -> TextScore:
+def text_score(sums: DocumentSums, bytes_A: np.ndarray) -> TextScore:
     """The figures of some documents, every one of which has tokens."""
-    total, num_bytes_text = sums.total(), round(bytes_N.sum())
-    loss = ratio_interval(sums.loss_N, sums.tokens_N)
-    bits = ratio_interval(sums.loss_N / math.log(2), bytes_N)
+    total, num_bytes_text = sums.total(), round(bytes_A.sum())
+    loss = ratio_interval(sums.loss_A, sums.tokens_A)
+    bits = ratio_interval(sums.loss_A / math.log(2), bytes_A)
     return TextScore(
-        num_documents=len(sums.document_N),
+        num_documents=len(sums.document_A),
         num_tokens=total.num_tokens,
         num_bytes_text=num_bytes_text,
         perplexity_interval=loss and (math.exp(loss[0]), math.exp(loss[1])),

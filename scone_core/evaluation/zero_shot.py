@@ -37,7 +37,7 @@ class Question(NamedTuple):
     """Choices, one of which is right. A single choice is a text that the model is to continue."""
 
     number: int
-    """Within its task; wordings of one question share it."""
+    """Number within its task; wordings of one question share it."""
     choices: tuple[Choice, ...]
     answer: int
 
@@ -48,12 +48,14 @@ class Answer(Frozen):
     number: int
     num_choices: int
     is_right: bool
-    """By likelihood per character; of a single choice: its tokens are the model's own."""
+    """The choice of the highest likelihood per character is right; a single choice is right where
+    its tokens are the model's own.
+    """
     is_right_by_sum: bool
     bits_per_byte: float
-    """Of the right choice."""
+    """Bits per byte of the right choice."""
     num_tokens: int
-    """Of all choices, each with its context."""
+    """Tokens of all choices, each with its context."""
     num_hits: int
 
 

@@ -28,18 +28,18 @@ MLP_WIDTHS = {"gpt2": "n_inner"}
 
 
 class DecoderConfig(Frozen):
-    """The architecture of a main model, in the words of its Hugging Face config."""
+    """The architecture of a main model, by the field names of its Hugging Face config."""
 
     model_type: str = "llama"
     hidden_size: PositiveInt = 128
     num_hidden_layers: PositiveInt = 4
     num_attention_heads: PositiveInt = 4
     intermediate_size: PositiveInt | None = None
-    """Width of the MLP; by default 8/3 of hidden_size, in eights."""
+    """Width of the MLP; by default 8/3 of hidden_size, rounded up to a multiple of 8."""
     tie_word_embeddings: bool = True
     """Token embedding and prediction head share their weights."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Any further field of that config, such as num_key_value_heads or rope_theta. Without it heads
+    """Further fields of that config, such as num_key_value_heads or rope_theta. By default heads
     are hidden_size / num_attention_heads wide, and each has its own keys.
     """
 
@@ -92,7 +92,7 @@ def fgram_body_config(
 ) -> PreTrainedConfig:
     """A copy of `config` with its own depth and width, without vocabulary and dropout.
 
-    Heads keep their size, so `width` decides their number; the MLP scales along.
+    Heads keep their size, so `width` decides their number; the MLP is scaled by the same factor.
 
     Raises:
         ValueError: `width` is not a multiple of what the attention heads need.
@@ -139,8 +139,8 @@ def build_fgram_body(config: PreTrainedConfig) -> PreTrainedModel:
 def silence_branches(body: PreTrainedModel) -> None:
     """Set the end of every residual branch to zero: the decoder starts as its final norm.
 
-    Where a branch ends in a norm (OLMo 2) that is the norm's weight: behind a zero projection it
-    would multiply gradients by 1 / sqrt(eps).
+    Where a branch ends in a norm (OLMo 2), the norm's weight is set to zero and the projection's is
+    not: a norm of a zero vector would multiply gradients by 1 / sqrt(eps).
     """
     names = [name for name, _ in body.named_parameters()]
     ends = ("o_proj.weight", "down_proj.weight", "c_proj.weight")

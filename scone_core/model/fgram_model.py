@@ -32,7 +32,7 @@ class FGramModelConfig(Frozen):
 
 
 class FGramModel(nn.Module):
-    """A_fgram (paper, section 3)."""
+    """The f-gram model, A_fgram in the paper (section 3)."""
 
     scale: Tensor
     """RMS of the token embedding at the start of training; `gain` is relative to it."""
@@ -57,7 +57,9 @@ class FGramModel(nn.Module):
 
     @classmethod
     def start(cls, config: FGramModelConfig, main_model: PreTrainedModel) -> "FGramModel":
-        """At the beginning of a training; draws from PyTorch's global generator."""
+        """The model at the beginning of a training; its weights are drawn from PyTorch's global
+        generator.
+        """
         body = fgram_body_config(
             main_model.config, num_layers=config.num_layers, width=config.width
         )
@@ -66,7 +68,7 @@ class FGramModel(nn.Module):
         return model
 
     def forward(self, embedding_ND: Tensor, forest: Forest) -> Tensor:
-        """[N, D].
+        """One vector per node, [N, D].
 
         Args:
             embedding_ND: the main model's token embedding of every node's last token.

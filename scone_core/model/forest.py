@@ -1,15 +1,15 @@
-"""f-grams of a batch -> prefix forest -> one decoder pass over its nodes (method.md section 4).
+"""f-grams of a batch -> prefix forest -> one decoder pass over its nodes.
 
-The distinct prefixes of a batch's f-grams are the nodes of a forest. A causal decoder computes the
-same hidden state for a prefix whoever shares it, so each node costs one token of forward. Nodes
-are numbered depth-first, hence every subtree is a range of nodes.
+The distinct prefixes of a batch's f-grams are the nodes of a forest. A causal decoder computes one
+hidden state for a prefix, whichever f-grams share it, so each node costs one token of forward.
+Nodes are numbered depth-first, hence every subtree is a range of nodes.
 
-Legend: B batch, T time, P positions (B x T), S f-grams, K max_n, N forest nodes, M gathered rows,
-R source rows, D width.
+Legend: B batch, T time, P positions (B x T), S f-grams, K max_n, N forest nodes, D width;
+M gathered rows, R source rows.
 """
 
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self
 
 import numba
 import numpy as np
@@ -30,15 +30,15 @@ class OnDevice:
 class RowGather(OnDevice):
     """`x_RD -> x_RD[index_M]`, with a backward pass that adds rows in one fixed order.
 
-    The backward pass of plain indexing adds into shared rows in the order in which threads come;
-    here each source row sums the gradients of its own readers, so results are bit-equal at any
-    thread count.
+    The backward pass of plain indexing adds to shared rows in the order in which threads happen to
+    run. Here one thread sums the gradients of all readers of a source row, so results are bit-equal
+    at any thread count.
     """
 
     index_M: Tensor
     """int64 [M]: source row of every gathered row."""
     readers_M: Tensor
-    """int64: gathered rows grouped by source row, ascending; rows nobody depends on left out."""
+    """int64: the gathered rows that carry a gradient, grouped by source row in ascending order."""
     offsets_R1: Tensor
     """int64 [R + 1]: the readers of row r are `readers_M[offsets[r]:offsets[r + 1]]`."""
 
@@ -55,12 +55,14 @@ class RowGather(OnDevice):
 
 class _GatherRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x_RD: Tensor, index_M: Tensor, readers_M: Tensor, offsets_R1: Tensor):
+    def forward(
+        ctx: Any, x_RD: Tensor, index_M: Tensor, readers_M: Tensor, offsets_R1: Tensor
+    ) -> Tensor:
         ctx.save_for_backward(readers_M, offsets_R1)
         return x_RD.index_select(0, index_M)
 
     @staticmethod
-    def backward(ctx, *grads: Tensor):
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         grad_MD = grads[0].contiguous()
         readers_M, offsets_R1 = ctx.saved_tensors
         grad_RD = F.embedding_bag(
@@ -103,7 +105,7 @@ class BatchForest(OnDevice):
 
 
 def build_forest(fgram_tokens_SK: np.ndarray, n_S: np.ndarray) -> Forest:
-    """The prefix forest of `S >= 1` f-grams; duplicates are welcome.
+    """The prefix forest of `S >= 1` f-grams; duplicates are allowed.
 
     Args:
         fgram_tokens_SK: unsigned or non-negative integers, row s holds `n_S[s]` tokens and filling.
@@ -164,7 +166,9 @@ def _pack(rows_SK: np.ndarray) -> list[np.ndarray]:
 
 
 @numba.njit(cache=True, nogil=True)
-def _grow(rows_SK, n_S, order_S):
+def _grow(
+    rows_SK: np.ndarray, n_S: np.ndarray, order_S: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Nodes of the sorted rows: each row adds what it does not share with the row before it."""
     max_n = rows_SK.shape[1]
     tokens_N = np.empty(n_S.sum(), np.int64)
@@ -190,7 +194,9 @@ def _grow(rows_SK, n_S, order_S):
 
 
 @numba.njit(cache=True, nogil=True)
-def _group_readers(index_M, used_M, num_rows):
+def _group_readers(
+    index_M: np.ndarray, used_M: np.ndarray, num_rows: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Counting sort of the used entries by source row."""
     offsets_R1 = np.zeros(num_rows + 1, np.int64)
     for m in range(len(index_M)):

@@ -1,14 +1,15 @@
 """query, key, value of forest nodes -> every node attends to its path, in Hugging Face decoders.
 
-On CPUs a fused kernel reads a node's ancestors where they lie (depth-first order keeps them in
-cache); elsewhere the ancestors are gathered. Both are bit-equal at any thread count: a row is
-always summed by one thread, in one order.
+On CPUs a fused kernel reads a node's ancestors in place (depth-first order keeps them in cache); on
+other devices the ancestors are gathered. Each is bit-equal at any thread count: one thread sums a
+row, in one order.
 
-Legend: N forest nodes, K max_n, H key heads, G query heads per key head, W head width.
+Legend: N forest nodes, K max_n; H key heads, G query heads per key head, W head width.
 """
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numba
 import numpy as np
@@ -76,7 +77,9 @@ def gathered_attention(
 
 class _FusedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, query: Tensor, key: Tensor, value: Tensor, forest: Forest, scaling: float):
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, forest: Forest, scaling: float
+    ) -> Tensor:
         arrays = [_to_numpy(x) for x in (query, key, value)]
         output = np.empty_like(arrays[0])
         weights_NHK = np.empty((*output.shape[:2], forest.ancestor_mask_NK.shape[1]), output.dtype)
@@ -87,7 +90,7 @@ class _FusedAttention(torch.autograd.Function):
         return torch.from_numpy(output).to(query.dtype)
 
     @staticmethod
-    def backward(ctx, *grads: Tensor):
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         forest, weights_NHK = ctx.forest, ctx.weights_NHK
         query, key, value = (_to_numpy(x) for x in ctx.saved_tensors)
         grad = _to_numpy(grads[0])
@@ -124,7 +127,7 @@ def _in_threads(kernel: Callable[..., None], num_nodes: int, *args: object) -> N
 
 
 @numba.njit(cache=True, nogil=True, fastmath=True)
-def _attend(first, last, query, key, value, index_M, depth_N, scaling, weights_NHK, output):
+def _attend(first, last, query, key, value, index_M, depth_N, scaling, weights_NHK, output) -> None:
     groups = query.shape[1] // key.shape[1]
     max_n = weights_NHK.shape[2]
     for i in range(first, last):
@@ -148,7 +151,7 @@ def _attend(first, last, query, key, value, index_M, depth_N, scaling, weights_N
 @numba.njit(cache=True, nogil=True, fastmath=True)
 def _grad_query(
     first, last, key, value, grad, index_M, depth_N, scaling, grad_scores_NHK, weights_NHK, out
-):
+) -> None:
     groups = grad.shape[1] // key.shape[1]
     max_n = weights_NHK.shape[2]
     for i in range(first, last):
@@ -177,7 +180,7 @@ def _grad_pair(
     weights_NHK,
     out_key,
     out_value,
-):
+) -> None:
     groups = query.shape[1] // out_key.shape[1]
     max_n = weights_NHK.shape[2]
     for a in range(first, last):
@@ -191,7 +194,7 @@ def _grad_pair(
 
 
 @numba.njit(cache=True, nogil=True, fastmath=True, inline="always")
-def _dot(x_W, y_W):
+def _dot(x_W, y_W) -> float:
     total = x_W.dtype.type(0)
     for w in range(len(x_W)):
         total += x_W[w] * y_W[w]
@@ -199,6 +202,6 @@ def _dot(x_W, y_W):
 
 
 @numba.njit(cache=True, nogil=True, fastmath=True, inline="always")
-def _add(out_W, factor, x_W):
+def _add(out_W, factor, x_W) -> None:
     for w in range(len(out_W)):
         out_W[w] += factor * x_W[w]

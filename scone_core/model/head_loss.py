@@ -2,10 +2,13 @@
 
 The logits of a micro-batch are its largest array by far: 1.6 GB for 8 x 1024 positions and GPT-2's
 50,257 ids, and plain cross entropy holds four arrays of that size. Here the gradient of a chunk is
-taken while its logits are there, so nothing is computed twice and two chunks are all that is held.
+computed while its logits are in memory: nothing is computed twice, and two arrays of a chunk's size
+are all that is held.
 
-Legend: P positions, C positions of a chunk, V vocabulary, D width.
+Legend: P positions, V vocabulary, D width; C positions of a chunk.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +17,9 @@ from transformers import PreTrainedModel
 PLAIN_HEADS = frozenset({"gpt2", "gpt_neox", "llama", "mistral", "olmo", "olmo2", "qwen2", "qwen3"})
 """Architectures whose logits are the product of last hidden state and head weight, nothing else."""
 CHUNK_LOGITS = 1 << 25
-"""Logits of a chunk: large enough for the gradient of the head, which every chunk adds to."""
+"""Logits of a chunk. Every chunk adds to the gradient of the head, so smaller ones would spend
+their time on that sum.
+"""
 
 
 class HeadLoss(nn.Module):
@@ -27,14 +32,14 @@ class HeadLoss(nn.Module):
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "HeadLoss | None":
-        """For `model`'s own head; None where its logits are more than a product."""
+        """The loss of `model`'s own head; None where its logits are more than a product."""
         head = model.get_output_embeddings()
         if not isinstance(head, nn.Linear) or head.bias is not None:
             return None
         return cls(head.weight) if model.config.model_type in PLAIN_HEADS else None
 
     def forward(self, hidden_PD: Tensor, targets_P: Tensor) -> Tensor:
-        """Negative log-likelihood (nats, float32) summed over the targets; -100 is none."""
+        """Negative log-likelihood (nats, float32) summed over the targets; -100 marks no target."""
         size, has_grad = self._chunk_positions, torch.is_grad_enabled()
         return _HeadLoss.apply(hidden_PD, self.weight, targets_P, size, has_grad)
 
@@ -42,8 +47,13 @@ class HeadLoss(nn.Module):
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, hidden_PD: Tensor, weight_VD: Tensor, targets_P: Tensor, size: int, has_grad: bool
-    ):
+        ctx: Any,
+        hidden_PD: Tensor,
+        weight_VD: Tensor,
+        targets_P: Tensor,
+        size: int,
+        has_grad: bool,
+    ) -> Tensor:
         loss = hidden_PD.new_zeros((), dtype=torch.float32)
         grad_PD, grad_VD = torch.empty_like(hidden_PD), None
         chunks = zip(hidden_PD.split(size), targets_P.split(size), grad_PD.split(size), strict=True)
@@ -60,7 +70,7 @@ class _HeadLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx, *grads: Tensor):
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_PD, grad_VD = ctx.saved_tensors
         return grad_PD * grads[0], grad_VD * grads[0], None, None, None
 

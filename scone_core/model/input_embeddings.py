@@ -7,8 +7,8 @@
 | fgram_mean    | mean of T over the f-gram   | T(token)  | T               | T, one table row |
 | over_encoding | mean of T(token) and hashed rows, anywhere | T, rows         | T, rows          |
 
-All are called with T itself, the main model's token embedding, and call it once: sharded training
-sees every use, and gradients of T come from one place.
+Every method is called with T itself, the main model's token embedding, and calls it once: so
+sharded training sees every use, and gradients of T come from one place.
 
 Legend: B batch, T time, P positions (B x T), N forest nodes, D width, K max_n.
 """
@@ -39,7 +39,9 @@ class PlainEmbedding(nn.Module):
 
 
 class FGramEmbedding(nn.Module):
-    """The f-gram's vector at hits, the token embedding at misses: SCONE, and its floor."""
+    """The f-gram's vector at hits, the token embedding at misses: method scone, and fgram_mean,
+    which it must beat.
+    """
 
     def __init__(self, fgram_model: nn.Module, method: Literal["scone", "fgram_mean"]) -> None:
         """`fgram_model(embedding_ND, forest)` gives one vector [N, D] per node."""
@@ -115,7 +117,7 @@ class OverEncoding(nn.Module):
     def hashes(self, tokens_BT: Tensor) -> list[Tensor]:
         """A hash >= 0 [B, T] of the n tokens that end at every position, for n = 2 .. max_n.
 
-        Tokens before the sequence and before the last separator count as none.
+        A token before the sequence, or before the last separator, is hashed as no token.
         """
         hash_BT, before_BT, hashes = _mix(tokens_BT + 1), tokens_BT, []
         open_BT = tokens_BT != self.separator_id

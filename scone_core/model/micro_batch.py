@@ -1,4 +1,7 @@
-"""Windows of ids -> what one forward pass of the model takes."""
+"""windows of token ids -> the arguments of one forward pass: match f-grams, build their forest.
+
+Legend: B batch, T time.
+"""
 
 from typing import Literal, NamedTuple, Protocol, Self
 
@@ -18,7 +21,7 @@ class Matcher(Protocol):
 
 
 class MicroBatch(NamedTuple):
-    """What one forward pass takes."""
+    """The arguments of one forward pass."""
 
     tokens_BT: Tensor
     targets_BT: Tensor

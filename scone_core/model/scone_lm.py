@@ -1,5 +1,4 @@
-"""token ids and the forest of their f-grams -> loss: the main model and its input embeddings as
-one.
+"""token ids and the forest of their f-grams -> loss: main model and input embeddings as one module.
 
 Legend: B batch, T time, P positions (B x T), N forest nodes, D width of the main model.
 """
@@ -73,7 +72,9 @@ class SconeLM(nn.Module):
 
     @property
     def token_embedding(self) -> nn.Module:
-        """T; call it, so that sharded training sees the use."""
+        """The token embedding T. Call it instead of reading its weight: sharded training then sees
+        the use.
+        """
         return self.main_model.get_input_embeddings()
 
     @property
@@ -83,7 +84,7 @@ class SconeLM(nn.Module):
         return embedding.fgram_model if isinstance(embedding, FGramEmbedding) else None
 
     def fgram_vectors(self, forest: Forest) -> Tensor:
-        """The vector [N, D] of every node: exactly what the embedding table stores for an f-gram.
+        """The vector of every node, [N, D]: exactly what the embedding table stores for an f-gram.
 
         Raises:
             ValueError: a method without f-grams.
@@ -95,7 +96,7 @@ class SconeLM(nn.Module):
         return self.fgram_model(self.token_embedding(forest.tokens_N), forest)
 
     def input_embeddings(self, tokens_BT: Tensor, fgrams: BatchForest | None) -> Tensor:
-        """[B, T, D] by this model's method."""
+        """The input embeddings, [B, T, D], by this model's method."""
         return self.input_embedding(tokens_BT, fgrams, self.token_embedding)
 
     def forward(
@@ -109,7 +110,7 @@ class SconeLM(nn.Module):
 
         Args:
             positions_BT: int64, counted from 0 in every document; a position then attends to its
-                own document alone. Without it, to all that stands before it.
+                own document alone. Without them it attends to all positions before it.
         """
         input_BTD = self.input_embeddings(tokens_BT, fgrams)
         loss_sum = self._loss_sum(

@@ -20,16 +20,16 @@ GIB = 2**30
 
 
 class FlopRates(NamedTuple):
-    """Training FLOPs."""
+    """Training FLOPs of the two models."""
 
     main: float
-    """Per position."""
+    """FLOPs of the main model per position."""
     fgram: float
-    """Per forest node."""
+    """FLOPs of the f-gram model per forest node."""
 
 
 def flop_rates(model: SconeLM, *, sequence_length: int, max_n: int = 5) -> FlopRates:
-    """What a position and a forest node cost; the model may lie on the device `meta`."""
+    """What a position and a forest node cost; the model may be on the device `meta`."""
     main = model.main_model.config
     weights = num_weights(model.main_model)
     if not main.tie_word_embeddings:
@@ -54,7 +54,7 @@ class TrainPlan(Frozen):
 
     main_parameters: NonNegativeInt
     embedding_parameters: NonNegativeInt
-    """Of the method: the f-gram model, or hashed rows."""
+    """Parameters of the method's own: the f-gram model, or hashed rows."""
     tokens: NonNegativeInt
     nodes_per_position: NonNegativeFloat
     flops: NonNegativeFloat
@@ -62,12 +62,12 @@ class TrainPlan(Frozen):
     state_gib_per_rank: dict[str, float]
     """Weights, gradients and optimizer state of one rank, by ZeRO stage."""
     activation_gib_per_rank: NonNegativeFloat
-    """Roughly; the logits and their gradient are most of it in small models."""
+    """A rough figure; in small models most of it is the logits and their gradient."""
     flops_per_second_per_rank: NonNegativeFloat
     hours: NonNegativeFloat
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The plan as lines of text, for people."""
         states = ", ".join(f"ZeRO-{z} {gib:.2f}" for z, gib in self.state_gib_per_rank.items())
         return [
             f"parameters        main model {self.main_parameters:,}, "
@@ -96,7 +96,7 @@ def plan_training(
     """The costs of a run of `model`, whose weights are only counted (device `meta` will do).
 
     Args:
-        bytes_per_weight: 4 in fp32; 2 in bf16, which keeps fp32 master weights beside.
+        bytes_per_weight: 4 in fp32; 2 in bf16, beside which fp32 master weights are kept.
         flops_per_second: what one rank does.
     """
     rates = flop_rates(model, sequence_length=sequence_length)
@@ -121,7 +121,9 @@ def plan_training(
 
 
 def _state_gib(weights: int, bytes_per_weight: int, num_ranks: int) -> dict[str, float]:
-    """By stage: 1 spreads the optimizer's state, 2 the gradients too, 3 the weights too."""
+    """GiB of one rank by ZeRO stage: 1 shards the optimizer's state, 2 also gradients, 3 also
+    weights.
+    """
     optimizer = 8 + (4 if bytes_per_weight == 2 else 0)
     parts = [optimizer, 4, bytes_per_weight]
     return {

@@ -5,7 +5,7 @@ it holds the tokens [w * T, w * T + T]: T inputs and their T targets. Every epoc
 windows in its own order, a permutation that is computed and never stored. Sample g is window
 `g % num_windows` in the order of epoch `g // num_windows`.
 
-Legend: B windows of a batch, T sequence length, L tokens of a shard, D1 its documents + 1.
+Legend: B windows of a batch, T sequence length.
 """
 
 from collections.abc import Iterator
@@ -82,9 +82,9 @@ def split_step(
 def shuffle(samples_B: np.ndarray, *, num_windows: int, seed: int) -> np.ndarray:
     """int64 [B]: the window of every sample; each epoch is a permutation of its own.
 
-    A Feistel network permutes the smallest 2^2k >= num_windows; values outside walk on until they
-    are inside. So no permutation is stored (a terabyte-scale corpus has 10^9 windows) and the
-    order does not depend on a library's random generator.
+    A Feistel network permutes the numbers below the smallest 2^2k >= num_windows; a value that is
+    no window is permuted again until it is one. So no permutation is stored (a terabyte-scale
+    corpus has 10^9 windows) and the order does not depend on a library's random generator.
     """
     epoch_B, window_B = np.divmod(samples_B, num_windows)
     keys_B = _mix(_mix(np.full_like(epoch_B, seed).astype(np.uint64)) + epoch_B.astype(np.uint64))

@@ -1,4 +1,4 @@
-"""The optimizer's options, its learning rate at every step, its groups of parameters."""
+"""OptimizerConfig -> what AdamW is told: the learning rate of every step, and groups of weights."""
 
 import math
 from typing import Any, Literal
@@ -15,7 +15,7 @@ class OptimizerConfig(Frozen):
 
     learning_rate: PositiveFloat = 3e-3
     fgram_learning_rate: PositiveFloat | None = None
-    """Of the f-gram model (or of hashed rows); by default as the main model's."""
+    """Learning rate of the f-gram model, or of hashed rows; by default the main model's."""
     schedule: Literal["cosine", "linear", "wsd"] = "cosine"
     """How the learning rates fall: cosine and linear from the end of the warm-up on, wsd (warm-up,
     stable, decay) linearly over the last part of the steps.
@@ -26,9 +26,9 @@ class OptimizerConfig(Frozen):
     final_learning_rate: float = Field(default=0.1, ge=0, le=1)
     """Learning rate at the last step, as a part of the highest."""
     weight_decay: float = Field(default=0.1, ge=0)
-    """Of matrices; embeddings, norms and gains have none."""
+    """Weight decay of matrices; embeddings, norms and gains have none."""
     fgram_weight_decay: float | None = Field(default=None, ge=0)
-    """Of the f-gram model's matrices; by default as the main model's."""
+    """Weight decay of the f-gram model's matrices; by default the main model's."""
     beta2: float = Field(default=0.95, gt=0, lt=1)
     clip_norm: PositiveFloat = 1.0
     """Largest norm of the gradient of all parameters together."""
@@ -46,7 +46,8 @@ class OptimizerConfig(Frozen):
 
 
 def parameter_groups(model: SconeLM, options: OptimizerConfig) -> list[dict[str, Any]]:
-    """Main and f-gram model, each with its own learning rate; matrices decay, other weights not.
+    """The weights of the main model and those of the input embeddings, each with their own learning
+    rate; matrices decay, other weights do not.
 
     Every group keeps its highest learning rate as `peak_lr`.
     """
@@ -59,18 +60,21 @@ def parameter_groups(model: SconeLM, options: OptimizerConfig) -> list[dict[str,
     fgram_rate = options.fgram_learning_rate or options.learning_rate
     fgram_decay = options.fgram_weight_decay
     fgram_decay = options.weight_decay if fgram_decay is None else fgram_decay
-    parts = [
-        (model.main_model, options.learning_rate, options.weight_decay),
-        (model.input_embedding, fgram_rate, fgram_decay),
+    return [
+        *_groups(model.main_model, embeddings, options.learning_rate, options.weight_decay),
+        *_groups(model.input_embedding, embeddings, fgram_rate, fgram_decay),
     ]
-    groups = []
-    for part, rate, weight_decay in parts:
-        weights = list(part.parameters())
-        decayed = [w for w in weights if w.ndim > 1 and w not in embeddings]
-        others = [w for w in weights if w.ndim <= 1 or w in embeddings]
-        for params, decay in ((decayed, weight_decay), (others, 0.0)):
-            if params:
-                groups.append(
-                    {"params": params, "lr": rate, "peak_lr": rate, "weight_decay": decay}
-                )
-    return groups
+
+
+def _groups(
+    part: nn.Module, embeddings: set[nn.Parameter], rate: float, decay: float
+) -> list[dict[str, Any]]:
+    """The matrices of `part`, which decay, and its other weights; no group is empty."""
+    weights = list(part.parameters())
+    matrices = [w for w in weights if w.ndim > 1 and w not in embeddings]
+    others = [w for w in weights if w.ndim <= 1 or w in embeddings]
+    return [
+        {"params": chosen, "lr": rate, "peak_lr": rate, "weight_decay": weight_decay}
+        for chosen, weight_decay in ((matrices, decay), (others, 0.0))
+        if chosen
+    ]

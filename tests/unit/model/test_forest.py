@@ -130,7 +130,7 @@ def random_batch(
 
 
 def test_forest_equals_padded_evaluation_in_values_and_gradients():
-    """method.md section 4: values to 2e-6, gradients to 1e-6 (float32), with grouped queries."""
+    """Values to 2e-6, gradients to 1e-6 (float32), with grouped queries."""
     torch.manual_seed(0)
     body = build_fgram_body(small_llama())
     padded = LlamaModel(small_llama())
