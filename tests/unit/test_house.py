@@ -1,5 +1,6 @@
 """Rules of the house that a linter does not know."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from scone_core.corpus.documents import Pack
 from scone_core.corpus.token_files import documents_to_batch
 from scone_core.fgrams.fgram_shards import fgram_schema
 from scone_core.fgrams.ngrams import NGrams
-from tests import ROOT
+from tests import BUNDLED, ROOT
 
 
 def sources() -> list[Path]:
@@ -23,6 +24,57 @@ def sources() -> list[Path]:
         for folder in ("scone_core", "ray_jobs", "pipelines")
         for p in ROOT.glob(f"{folder}/**/*.py")
     ]
+
+
+def functions() -> list[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    return [
+        (path, node)
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+
+
+def test_no_function_is_longer_than_50_lines() -> None:
+    sizes = {
+        f"{path}: {node.name}": (node.end_lineno or node.lineno) - node.lineno + 1
+        for path, node in functions()
+    }
+    assert not {name: size for name, size in sizes.items() if size > 50}
+
+
+def test_every_function_says_what_it_returns() -> None:
+    assert not [f"{path}: {node.name}" for path, node in functions() if node.returns is None]
+
+
+def test_no_file_is_longer_than_400_lines() -> None:
+    sizes = {path: len(path.read_text().splitlines()) for path in sources()}
+    assert not {path: size for path, size in sizes.items() if size > 400}
+
+
+def test_no_folder_has_more_than_20_modules() -> None:
+    modules = [path for path in sources() if path.name != "__init__.py"]
+    folders = {path.parent for path in modules}
+    sizes = {folder: sum(path.parent == folder for path in modules) for folder in folders}
+    assert not {folder: size for folder, size in sizes.items() if size > 20}
+
+
+def test_every_package_has_an_init_that_imports_nothing() -> None:
+    """Workers stay light: to import a module imports the packages above it. vLLM's entry point is
+    in one, because vLLM names it by its package.
+    """
+    folders = {path.parent for path in sources()} - {BUNDLED}
+    inits = {folder / "__init__.py" for folder in folders}
+    assert not [path for path in inits if not path.exists()]
+    importing = {
+        path
+        for path in inits
+        if any(
+            isinstance(node, ast.Import | ast.ImportFrom)
+            for node in ast.parse(path.read_text()).body
+        )
+    }
+    assert importing <= {ROOT / "ray_jobs" / "serve" / "vllm_plugin" / "__init__.py"}
 
 
 def test_no_script_shadows_the_standard_library() -> None:
