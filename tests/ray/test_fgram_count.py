@@ -121,7 +121,7 @@ def test_the_plan_is_printed_and_says_what_is_a_guess(
     assert re.search(r"a guess from a sample\): [\d,]+ distinct n-grams, [\d,]+ frequent", output)
     assert re.search(r"1 rounds of 8 chunks, about 4 ranges, at most [\d,]+ MiB per task", output)
     assert re.search(r"MiB of scratch in .*_scratch.* \([\d,]+ MiB free\)", output)
-    assert re.search(r"map chunks: 8/8 units, [\d.]+/s, ETA 0:00:00", output)
+    assert "map chunks: 8/8 units" in output
 
 
 def test_readers_ignore_files_that_the_manifest_does_not_list(finished: CountConfig) -> None:

@@ -57,8 +57,8 @@ def test_rows_are_put_where_they_belong_and_nowhere_else(
 def test_quantised_and_cold_rows_arrive_as_vectors(tmp_path: Path, rows: RowFormat) -> None:
     section, ids_M = make_section(tmp_path, rows), np.arange(0, 3000, 7)
     tiers = Tiers(hot_rows=500, cold_from=1500, io="mmap")
-    rows_MD = section.open_table().vectors(ids_M)
-    asked_MD = ActorRows(section, tiers).rows(ids_M)
+    actor = ActorRows(section, tiers)  # which ends with this object, its first user
+    rows_MD, asked_MD = section.open_table().vectors(ids_M), actor.rows(ids_M)
     assert rows_MD.dtype == asked_MD.dtype == torch.bfloat16
     assert torch.equal(rows_MD.view(torch.int16), asked_MD.view(torch.int16))
     report = ray.get(node_actor(section).report.remote())

@@ -8,14 +8,10 @@ import pytest
 from ray_jobs.runtime.cluster import connect
 from ray_jobs.runtime.config import Cluster
 from ray_jobs.runtime.units import run_units
-from scone_core.artifacts.config import Frozen
 from scone_core.artifacts.units import write_receipt
+from tests.builders.receipts import Result
 
 NAMES = [f"unit-{number}" for number in range(5)]
-
-
-class Result(Frozen):
-    value: int
 
 
 @pytest.fixture(autouse=True)
