@@ -167,7 +167,7 @@ def _set_tracking_uri(uri: str) -> None:
     chosen_by_user = os.environ.get(TRACKING_URI)
     mlflow.set_tracking_uri(uri)
     if chosen_by_user is None:
-        del os.environ[TRACKING_URI]
+        os.environ.pop(TRACKING_URI, None)
     else:
         os.environ[TRACKING_URI] = chosen_by_user
 
